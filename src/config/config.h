@@ -108,6 +108,8 @@ typedef struct tm_data_items {
     uint32_t n;
 } tm_data_items;
 
+/* bfd: whole samples, apart; bfd_split: of longer ones what a row holds; wrapped: one text, cut into rows. */
+typedef enum tm_packing { TM_PACKING_BFD, TM_PACKING_BFD_SPLIT, TM_PACKING_WRAPPED } tm_packing;
 enum { TM_BY_EPOCH_SAVE = 1, TM_BY_EPOCH_EVAL = 2, TM_BY_EPOCH_LOG = 4 };
 typedef struct tm_config {
     const char *model; /* HF folder or .gguf file, relative to the current directory */
@@ -137,8 +139,9 @@ typedef struct tm_config {
         tm_sample_by sample_by;  /* the same */
         tm_data_format format;
         uint32_t seq_len; /* tokens; rows beyond it are `overlong` */
-        bool packing;     /* always false in this version (refused) */
-        bool shuffle;     /* true; never applied to .safetensors rows */
+        bool packing;     /* rows are of several samples */
+        tm_packing packing_strategy;
+        bool shuffle; /* true; never applied to .safetensors rows */
         bool group_by_length;
         tm_overlong overlong;
         tm_truncation truncation;

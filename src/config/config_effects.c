@@ -40,6 +40,8 @@ void config_warn_effects(cfg_state *s) {
     const tm_config *c = &s->cfg->pub;
     on_one_rank(s);
     on_ranks(s);
+    if (!c->data.packing && c->data.packing_strategy)
+        cfg_no_effect(s, "data.packing_strategy", "\"data.packing\" is off");
     if (strcmp(c->memory.device, "cpu-arena") != 0)
         cfg_no_effect(s, "memory.device_bandwidth", "only the copies of device cpu-arena can be slowed down");
     if (c->memory.update == TM_UPDATE_U && c->memory.spread)

@@ -11,13 +11,6 @@ static void missing(cfg_state *s, const char *path, const char *example) {
     cfg_wrong(s, &s->whole, "\"%s\" is missing; give it, for example %s", path, example);
 }
 
-static void later(cfg_state *s, const char *path, const char *what) {
-    char x[256];
-    const cfg_value *v = cfg_raw(s, path);
-    cfg_unsupported(s, v, "\"%s\" %s: %s not supported yet by this version", v->spelled, cfg_show(v, x, sizeof x),
-                    what);
-}
-
 /* ---- precision: one of three spellings ----------------------------------------------------------------------- */
 
 /* A section {"enabled": ...} or HF Trainer's flag. */
@@ -77,11 +70,10 @@ static void resolve_truncation(cfg_state *s) {
     static const struct {
         const char *word;
         tm_overlong overlong;
-    } words[] = {{"delete", TM_OVERLONG_DROP}, {"raise", TM_OVERLONG_ERROR}};
+    } words[] = {{"delete", TM_OVERLONG_DROP}, {"raise", TM_OVERLONG_ERROR}, {"split", TM_OVERLONG_SPLIT}};
     tm_config *c = &s->cfg->pub;
     const cfg_value *v = cfg_given(s, "data.truncation"), *overlong = cfg_given(s, "data.overlong");
     c->data.truncation = cfg_chosen(s, "data.truncation", "left") ? TM_TRUNCATE_LEFT : TM_TRUNCATE_RIGHT;
-    if (cfg_chosen(s, "data.truncation", "split")) later(s, "data.truncation", "split is");
     for (size_t i = 0; i < TM_COUNT(words); i++) {
         if (!cfg_chosen(s, "data.truncation", words[i].word)) continue;
         if (overlong && c->data.overlong != words[i].overlong)
@@ -102,7 +94,10 @@ static tm_status resolve_data(cfg_state *s) {
     if (c->data.train_on_inputs && c->data.mask_history)
         cfg_wrong(s, cfg_given(s, "data.mask_history"),
                   "\"data.mask_history\" learns the last answer alone, \"data.train_on_inputs\" whole rows; give one");
-    if (c->data.packing) later(s, "data.packing", "packing is");
+    if (c->data.packing && c->data.group_by_length)
+        cfg_wrong(s, cfg_given(s, "data.group_by_length"),
+                  "\"data.group_by_length\" is for rows of one sample, and packed ones are all as long as can be; "
+                  "leave it out");
     return TM_OK;
 }
 

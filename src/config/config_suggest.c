@@ -159,7 +159,6 @@ static const struct other_names {
     {"data.train", "train_file train_data train_path data_path datasets dataset_path"},
     {"data.eval", "eval_file eval_data eval_dataset validation_file"},
     {"data.seq_len", "max_len block_size sequence_len sequence_length context_length"},
-    {"data.packing", "sample_packing"},
     {"output_dir", "output save_dir output_path"},
     {"save_steps", "checkpoint_steps checkpoint_interval"},
     {"seed", "random_seed"},

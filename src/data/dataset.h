@@ -126,8 +126,9 @@ typedef enum tm_rows {
     TM_ROWS_LABELLED /* a row with a flag, desirable or not; a pair is two such samples */
 } tm_rows;
 
-/* What happens to a sample longer than seq_len. All three are counted. */
-typedef enum tm_overlong { TM_OVERLONG_TRUNCATE, TM_OVERLONG_DROP, TM_OVERLONG_ERROR } tm_overlong;
+/* What happens to a sample longer than seq_len. All are counted. SPLIT: it goes on in further rows, which are samples like
+ * others; of TM_ROWS_PLAIN, not of row sources. */
+typedef enum tm_overlong { TM_OVERLONG_TRUNCATE, TM_OVERLONG_DROP, TM_OVERLONG_ERROR, TM_OVERLONG_SPLIT } tm_overlong;
 TM_MUST_USE tm_status tm_overlong_parse(const char *name, tm_overlong *out);
 
 /* Which end of a longer row goes, under `truncate`. A row of a prompt and a completion loses the first tokens of its prompt
@@ -148,6 +149,9 @@ typedef struct tm_dataset_opts {
     int32_t eos_id;                /* appended to text and completions; -1: none */
     bool strict;                   /* a bad line is fatal; else it is named (the first five), counted and skipped */
     bool shuffle;
+    /* Records come side by side, in the order of the files, and are cut into rows of seq_len: a row is a sample, and
+     * attention goes over all of it. TM_ROWS_PLAIN, not of row sources. */
+    bool concatenate;
     bool packing;         /* seq_len is needed; TM_ROWS_PLAIN, not of row sources, which have get_begin */
     bool group_by_length; /* without packing, not of row sources */
     uint64_t seed;
@@ -175,6 +179,7 @@ typedef struct tm_dataset_counts {
     uint64_t samples;        /* usable */
     uint64_t bad;            /* not JSON, not a known format, too long a line, ... */
     uint64_t truncated;      /* longer than seq_len, cut */
+    uint64_t split;          /* longer than seq_len, cut into several samples */
     uint64_t dropped;        /* longer than seq_len under `drop` */
     uint64_t no_labels;      /* without any learned token (after truncation); dropped, but for row sources */
     uint64_t identical;      /* pairs of which chosen and rejected are the same */

@@ -32,13 +32,13 @@ const char *tm_data_format_name(tm_data_format f) {
 }
 
 tm_status tm_overlong_parse(const char *name, tm_overlong *out) {
-    static const char *const names[] = {"truncate", "drop", "error"}; /* in the order of the enum */
+    static const char *const names[] = {"truncate", "drop", "error", "split"}; /* in the order of the enum */
     for (size_t i = 0; i < TM_COUNT(names); i++)
         if (!strcmp(name, names[i])) {
             *out = (tm_overlong)i;
             return TM_OK;
         }
-    return tm_fail(TM_EINPUT, "overlong \"%s\" is none of truncate, drop, error", name);
+    return tm_fail(TM_EINPUT, "overlong \"%s\" is none of truncate, drop, error, split", name);
 }
 
 /* ---- text, prompt and completion --------------------------------------------------------------------------------- */

@@ -182,6 +182,8 @@ typedef struct data_scan {
     uint64_t *end;         /* [groups] samples up to the end of each */
     data_encoder encoder;
     tm_buf bits;
+    tm_ids text; /* concatenated, which is no row yet, and what of it is learned */
+    tm_buf text_learn;
     char first_reason[400], first_place[300];
 } data_scan;
 /* A sample of n tokens: counted where it is over seq_len; false: drop it. */

@@ -60,6 +60,7 @@ tm_status data_fit(data_scan *s, uint64_t number, size_t n, bool *keep) {
     *keep = true;
     if (n >= MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s%s%" PRIu64 ": %zu tokens", s->name, s->at, number, n);
     if (!seq_len || n <= seq_len) return TM_OK;
+    if (s->opts->concatenate) return TM_OK;
     switch (s->opts->overlong) {
     case TM_OVERLONG_TRUNCATE:
         s->ds->counts.truncated++;
@@ -68,13 +69,21 @@ tm_status data_fit(data_scan *s, uint64_t number, size_t n, bool *keep) {
         s->ds->counts.dropped++;
         *keep = false;
         return TM_OK;
+    case TM_OVERLONG_SPLIT:
+        s->ds->counts.split++;
+        return TM_OK;
     case TM_OVERLONG_ERROR:
         break;
     }
     return tm_fail(TM_EINPUT,
-                   "%s%s%" PRIu64 ": %zu tokens, but seq_len is %u; raise it, or set overlong to truncate or "
-                   "drop",
+                   "%s%s%" PRIu64 ": %zu tokens, but seq_len is %u; raise it, or set overlong to truncate, "
+                   "drop or split",
                    s->name, s->at, number, n, seq_len);
+}
+
+/* Text that is longer than a row goes on in the next. */
+static bool keeps_all(const tm_dataset_opts *opts) {
+    return opts->concatenate || opts->overlong == TM_OVERLONG_SPLIT;
 }
 
 static size_t cut(const data_scan *s, size_t n) {
@@ -122,6 +131,43 @@ static tm_status store_sample(data_scan *s, const int32_t *ids, const char *lear
     return data_store_add(&ds->store, row);
 }
 
+/* The first rows of seq_len that n tokens make, as long as what is left over them makes a row too; `all`: of the rest as
+ * well, none of which is a single token, since nothing would be learned there. Returns the tokens that were stored. */
+static tm_status store_rows(data_scan *s, const int32_t *ids, const char *learn, size_t n, bool all, size_t *stored) {
+    size_t seq_len = s->opts->seq_len, at = 0;
+    while (n - at >= seq_len + 2 || (all && at < n)) {
+        size_t row = n - at < seq_len ? n - at : seq_len;
+        if (n - at == seq_len + 1 && seq_len > 2) row--;
+        TM_TRY(store_sample(s, ids + at, learn + at, (uint32_t)row));
+        at += row;
+    }
+    *stored = at;
+    return TM_OK;
+}
+
+/* Texts side by side: `text` has what does not fill a row yet. */
+static tm_status add_text(data_scan *s) {
+    tm_ids *to = &s->text;
+    size_t stored;
+    for (size_t i = 0; i < s->encoder.ids.n; i++) TM_TRY(tm_ids_push(to, s->encoder.ids.id[i]));
+    TM_TRY(tm_buf_append(&s->text_learn, s->encoder.learn.data, s->encoder.learn.len));
+    TM_TRY(store_rows(s, to->id, s->text_learn.data, to->n, false, &stored));
+    to->n -= stored;
+    s->text_learn.len = to->n;
+    if (!stored) return TM_OK;
+    memmove(to->id, to->id + stored, to->n * sizeof *to->id);
+    memmove(s->text_learn.data, s->text_learn.data + stored, to->n);
+    return TM_OK;
+}
+
+/* At the end of a group of files, of which an epoch may have a share. */
+static tm_status end_text(data_scan *s) {
+    size_t stored;
+    if (s->text.n) TM_TRY(store_rows(s, s->text.id, s->text_learn.data, s->text.n, true, &stored));
+    s->text.n = s->text_learn.len = 0;
+    return TM_OK;
+}
+
 static tm_status scan_record(data_scan *s, const tm_record *r) {
     tm_status rc;
     size_t n, from;
@@ -134,9 +180,12 @@ static tm_status scan_record(data_scan *s, const tm_record *r) {
     n = s->encoder.ids.n;
     TM_TRY(data_fit(s, r->number, n, &keep));
     if (!keep) return TM_OK;
-    n = cut(s, n);
-    from = cut_in_front(s, s->encoder.ids.n, n);
+    if (!keeps_all(s->opts)) n = cut(s, n);
+    from = keeps_all(s->opts) ? 0 : cut_in_front(s, s->encoder.ids.n, n);
     TM_TRY(data_check_ids(s, r->number, s->encoder.ids.id + from, n));
+    if (s->opts->concatenate) return add_text(s);
+    if (s->opts->seq_len && n > s->opts->seq_len)
+        return store_rows(s, s->encoder.ids.id, s->encoder.learn.data, n, true, &n);
     return store_sample(s, s->encoder.ids.id + from, s->encoder.learn.data + from, (uint32_t)n);
 }
 
@@ -186,6 +235,7 @@ static tm_status scan_files(data_scan *s, const tm_data_files *files) {
     for (uint32_t g = 0, i = 0; g < files->n_groups && rc == TM_OK; g++) {
         for (uint32_t end = i + files->group[g].n_files; i < end && rc == TM_OK; i++)
             if (!is_enough(s, s->bytes_before)) rc = scan_file(s, files, i);
+        if (rc == TM_OK) rc = end_text(s);
         s->end[g] = s->ds->counts.samples;
     }
     if (s->bytes_before < files->bytes && is_enough(s, s->bytes_before))
@@ -212,6 +262,16 @@ static tm_status reserve_scratch(tm_dataset *ds, uint64_t bytes) {
     return ds->scratch ? TM_OK : tm_nomem(bytes);
 }
 
+static tm_status check_rows(const tm_dataset_opts *opts, const char *name) {
+    if (keeps_all(opts) && opts->seq_len == 1)
+        return tm_fail(TM_EINPUT, "%s: text that is cut into rows needs a seq_len of at least 2", name);
+    if (opts->concatenate && !opts->seq_len)
+        return tm_fail(TM_EINPUT, "%s: text side by side needs a seq_len: how long rows are", name);
+    if (keeps_all(opts) && opts->rows != TM_ROWS_PLAIN)
+        return tm_fail(TM_EINPUT, "%s: preferences are not cut into several rows; truncate or drop them", name);
+    return TM_OK;
+}
+
 static tm_status open_packer(tm_dataset *ds, const tm_dataset_opts *opts) {
     if (opts->packing && !opts->seq_len) return tm_fail(TM_EINPUT, "packing needs a seq_len: how long rows may be");
     if (opts->packing && opts->rows != TM_ROWS_PLAIN)
@@ -222,6 +282,7 @@ static tm_status open_packer(tm_dataset *ds, const tm_dataset_opts *opts) {
 
 /* A record and its end are two bytes at least, and may be two rows. */
 static uint64_t most_rows(const tm_data_files *files, const tm_dataset_opts *opts) {
+    if (keeps_all(opts)) return UINT64_MAX;
     return files->packed ? UINT64_MAX : (files->bytes / 2 + files->n) * (opts->rows == TM_ROWS_PLAIN ? 1 : 2);
 }
 
@@ -231,6 +292,7 @@ static tm_status open_groups(tm_dataset **out, const tm_data_files *files, const
     *out = NULL;
     if (!opts->tokenizer)
         return tm_fail(TM_EINPUT, "%s: JSONL data need the model's tokenizer.json, which is missing", files->name);
+    TM_TRY(check_rows(opts, files->name));
     TM_TRY(create(&s.ds, opts, repeats ? UINT64_MAX : most_rows(files, opts)));
     s.ds->shuffle = opts->shuffle;
     s.end = tm_calloc(files->n_groups, sizeof *s.end);
@@ -247,6 +309,8 @@ done:
     data_encoder_free(&s.encoder);
     tm_buf_free(&s.bits);
     tm_free(s.end);
+    tm_ids_free(&s.text);
+    tm_buf_free(&s.text_learn);
     if (rc != TM_OK) {
         tm_dataset_close(s.ds);
         s.ds = NULL;
@@ -351,10 +415,10 @@ tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, cons
                        rows->name);
     TM_ASSERT(opts->rows == TM_ROWS_PLAIN || rows->n_rows % 2 == 0);
     if (rows->seq > MAX_SAMPLE_TOKENS) return tm_fail(TM_EINPUT, "%s: rows of %u tokens", rows->name, rows->seq);
-    if (opts->packing || opts->group_by_length)
+    if (opts->packing || opts->group_by_length || keeps_all(opts))
         return tm_fail(TM_EINPUT,
                        "%s: rows of ids are taken as they are and in their order; packed ones come with a tensor "
-                       "segment_ids, so leave out data.packing and group_by_length",
+                       "segment_ids, so leave out data.packing, group_by_length and overlong \"split\"",
                        rows->name);
     TM_TRY(create(&s.ds, opts, rows->n_rows));
     s.ds->is_rows = true;

@@ -41,7 +41,8 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
                   .dtype = e->args->precision,
                   .slots = 1,
                   .other_bytes = tm_dataset_memory_bytes(ds),
-                  .positions = lim.seq};
+                  .positions = lim.seq,
+                  .packed = tm_dataset_has_documents(ds)};
     TM_TRY(forward_opts(&o, &e->args->tiers, &e->adapter));
     TM_TRY(job_open(&e->job, &o));
     e->job->sinks.fill = fill;

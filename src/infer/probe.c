@@ -17,7 +17,7 @@ typedef struct probe {
     const tm_probe_args *args;
     tm_st *in;
     tm_st_writer *out;
-    uint32_t ids, labels, mask; /* tensors of `in`, UINT32_MAX: none */
+    uint32_t ids, labels, mask, segments; /* tensors of `in`, UINT32_MAX: none */
     uint64_t rows, seq, vocab;
     uint32_t logits, loss, norm;
     uint32_t *grad; /* per tensor of the model: in `out` */
@@ -47,6 +47,13 @@ static tm_status read_row(probe *p, uint32_t tensor, uint32_t row) {
     return tm_st_read_i64(p->in, tensor, row * p->seq, p->seq, p->row);
 }
 
+static tm_status fill_documents(probe *p, uint32_t row, const job_columns *to) {
+    TM_TRY(read_row(p, p->segments, row));
+    for (uint64_t i = 0; i < p->seq; i++) to->mask[i] = to->mask[i] && p->row[i] != 0;
+    memset(to->begin, 0, to->capacity * sizeof *to->begin);
+    return rows_begin(p->args->input, row, p->row, p->seq, to->begin);
+}
+
 static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     probe *p = ctx;
     (void)batch;
@@ -67,11 +74,12 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns 
         TM_TRY(read_row(p, p->mask, mb));
         for (uint64_t i = 0; i < p->seq; i++) to->mask[i] = p->row[i] != 0;
     }
+    if (p->segments != UINT32_MAX) TM_TRY(fill_documents(p, mb, to));
     for (uint64_t i = 0; i < p->seq; i++) out->mask_tokens += to->mask[i];
     if (p->labels == UINT32_MAX) return TM_OK;
     TM_TRY(read_row(p, p->labels, mb)); /* position t is scored with label t+1 */
     for (uint64_t i = 1; i < p->seq; i++) {
-        if (p->row[i] == TM_LABEL_IGNORE) continue;
+        if (p->row[i] == TM_LABEL_IGNORE || (to->begin && to->begin[i] == i)) continue;
         if (p->row[i] < 0 || (uint64_t)p->row[i] >= p->vocab)
             return tm_fail(TM_EINPUT, "%s: labels[%u, %llu] = %lld is outside the vocabulary of %llu", p->args->input,
                            mb, (unsigned long long)i, (long long)p->row[i], (unsigned long long)p->vocab);
@@ -124,7 +132,8 @@ static tm_status write_scalars(probe *p) {
 }
 
 static tm_status run(probe *p) {
-    job_opts o = {.model = p->args->model, .dtype = p->args->precision, .slots = 1};
+    job_opts o = {
+        .model = p->args->model, .dtype = p->args->precision, .slots = 1, .packed = p->segments != UINT32_MAX};
     TM_TRY(forward_opts(&o, &p->args->tiers, &p->adapter));
     TM_TRY(job_open(&p->job, &o));
     p->vocab = tm_model_get_config(p->job->model)->vocab_size;
@@ -158,6 +167,7 @@ tm_status tm_probe_run(const tm_probe_args *args) {
     TM_GO(input(&p, "input_ids", true, &p.ids));
     TM_GO(input(&p, "labels", false, &p.labels));
     TM_GO(input(&p, "attention_mask", false, &p.mask));
+    TM_GO(input(&p, "segment_ids", false, &p.segments));
     TM_GO(rows_known_only(p.in, args->input));
     if (args->gradients && p.labels == UINT32_MAX)
         TM_GO(tm_fail(TM_EINPUT, "%s: --grads needs a tensor labels", args->input));

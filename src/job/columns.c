@@ -16,6 +16,7 @@ static const struct {
     {offsetof(job_columns, mask), 1, false, 0},
     {offsetof(job_columns, position), 4, true, 0},
     {offsetof(job_columns, reference), 4, true, TM_COLUMN_REFERENCE},
+    {offsetof(job_columns, begin), 4, false, TM_COLUMN_BEGIN},
     {offsetof(job_columns, completion), 1, false, TM_COLUMN_COMPLETION},
     {offsetof(job_columns, desirable), 1, true, TM_COLUMN_DESIRABLE},
 };

@@ -26,7 +26,8 @@ bool job_device_updates(const tm_device_traits *traits, const char *name, tm_dty
 
 /* What a device's kernels lack is said before anything is planned or imported. */
 static tm_status check_kernels(const tm_job *job, const char *device) {
-    uint32_t missing = tm_model_needs(job->model) & job->tiers.traits.lacks, f = 0;
+    uint32_t packed = job->columns & TM_COLUMN_BEGIN ? 1U << TM_KERNEL_DOCUMENTS : 0;
+    uint32_t missing = (tm_model_needs(job->model) | packed) & job->tiers.traits.lacks, f = 0;
     if (!missing) return TM_OK;
     while (!(missing >> f & 1)) f++;
     return tm_fail(

@@ -111,6 +111,7 @@ typedef struct job_columns {
     uint32_t *label_row; /* job_batch.label_rows: those that the head works on; OP_BATCH lists them */
     uint8_t *mask;
     uint32_t *position;  /* [rows] of the row's first token */
+    uint32_t *begin;     /* TM_COLUMN_BEGIN: index in its row of the first token of the token's document */
     uint8_t *completion; /* TM_COLUMN_* of the objective */
     uint8_t *desirable;  /* [rows] */
     float *reference;    /* [rows] */
@@ -196,6 +197,7 @@ typedef struct job_opts {
     bool stub_disk, stub_compute; /* measuring: as in tm_exec_opts, from the end of the import on */
     uint32_t kv_rows, kv_capacity;
     uint32_t positions; /* of the longest row there may be, as tm_model_set_positions */
+    bool packed;        /* rows may be several documents */
     /* bounds of the planner (DeepSpeed's knobs), as in tm_plan_opts; 0: its own */
     uint32_t window_mib;
     uint64_t max_resident_bytes[TM_KINDS];

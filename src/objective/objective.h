@@ -42,6 +42,7 @@ typedef struct tm_lane {
 enum {
     TM_COLUMN_COMPLETION = 1 << 0, /* uint8 a token: its label is one of the completion, not of the prompt */
     TM_COLUMN_DESIRABLE = 1 << 1,  /* uint8 a row */
+    TM_COLUMN_BEGIN = 1 << 3, /* uint32 a token, of packed rows, whatever the objective: where its document begins */
     TM_COLUMN_REFERENCE =
         1 << 2 /* float a row: the reference's log-probability of the completion, made before step 1 */
 };
@@ -77,7 +78,7 @@ typedef struct tm_objective {
     bool reference;   /* there is a reference model, as lanes or as a column */
     bool mismatched;
     bool prompt_labels; /* chosen rows have labels on their prompts as well */
-    uint8_t columns;    /* TM_COLUMN_*, COLUMN_REFERENCE apart */
+    uint8_t columns;    /* TM_COLUMN_*, COLUMN_REFERENCE and _BEGIN apart */
     uint8_t n_metrics;
     const char *const *metric; /* names in log.jsonl */
     /* Whether this needs sums over the whole step before any coefficient is known; NULL: never. */

@@ -35,6 +35,7 @@ static void fill_batch(const tm_job *job, void *frame, const job_shape *shape) {
         v.label_row[i] = i;
     }
     memset(v.position, 0, shape->rows * sizeof *v.position);
+    if (v.begin) memset(v.begin, 0, tokens * sizeof *v.begin);
     if (v.completion) memset(v.completion, 1, tokens);
     if (v.desirable) memset(v.desirable, 1, shape->rows);
     if (v.reference) memset(v.reference, 0, shape->rows * sizeof *v.reference);

@@ -7,6 +7,7 @@ tm_status session_fill(tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint
                                     .ids = to->ids,
                                     .labels = to->labels,
                                     .key_mask = to->mask,
+                                    .begin = to->begin,
                                     .completion = to->completion,
                                     .desirable = to->desirable};
     if (batch == TM_BATCH_MISMATCHED)

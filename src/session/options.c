@@ -222,6 +222,12 @@ static uint64_t reference_bytes(const session *s) {
     return n * sizeof(float);
 }
 
+static bool has_documents(const session *s) {
+    bool packing = s->cfg->data.packing && s->cfg->data.packing_strategy != TM_PACKING_WRAPPED;
+    return packing || (s->train && tm_dataset_has_documents(data_set(s->train))) ||
+           (s->eval && tm_dataset_has_documents(data_set(s->eval)));
+}
+
 job_opts session_job_options(const session *s) {
     const tm_config *c = s->cfg;
     job_opts o = {.model = c->model,
@@ -241,6 +247,7 @@ job_opts session_job_options(const session *s) {
                   .quant_block = c->quantization.block,
                   .seed = c->seed,
                   .positions = c->data.seq_len,
+                  .packed = has_documents(s),
                   .host_bytes = session_host_bytes(c),
                   .device = session_device(s),
                   .device_bytes = s->device_bytes ? s->device_bytes : c->memory.device_bytes,

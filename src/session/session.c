@@ -35,14 +35,21 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
     const tm_config *c = s->cfg;
     tm_chat_thinking thinking = c->data.enable_thinking ? TM_CHAT_THINKING_ON : TM_CHAT_THINKING_OFF;
     const tm_objective *objective = tm_objective_of(c->objective.type);
+    bool rows = data_is_rows(eval ? &c->data.eval_items : &c->data.train_items);
+    bool packing = c->data.packing && (!eval || !rows),
+         wrapped = packing && c->data.packing_strategy == TM_PACKING_WRAPPED;
+    bool pretrain = c->objective.type == TM_OBJECTIVE_PRETRAIN && !rows;
+    bool split = pretrain || (packing && c->data.packing_strategy == TM_PACKING_BFD_SPLIT);
     return (data_opts){.dataset = {.format = c->data.format,
                                    .rows = objective->rows == 2    ? TM_ROWS_PAIRS
                                            : objective->mismatched ? TM_ROWS_LABELLED
                                                                    : TM_ROWS_PLAIN,
                                    .labels_of_prompt = objective->prompt_labels,
-                                   .overlong = c->data.overlong,
+                                   .overlong = split ? TM_OVERLONG_SPLIT : c->data.overlong,
                                    .truncation = c->data.truncation,
-                                   .labels = {.train_on_inputs = c->data.train_on_inputs,
+                                   .concatenate = wrapped,
+                                   .packing = packing && !wrapped,
+                                   .labels = {.train_on_inputs = c->data.train_on_inputs || pretrain,
                                               .mask_history = c->data.mask_history,
                                               .thinking = c->data.thinking_said ? thinking : TM_CHAT_THINKING_UNSAID},
                                    .seq_len = c->data.seq_len,
@@ -65,6 +72,7 @@ static void say_counts(const char *path, const tm_dataset_counts *n) {
         tm_log(TM_LOG_WARN,
                "%s: %" PRIu64 " truncated, %" PRIu64 " dropped, %" PRIu64 " bad lines, %" PRIu64 " without labels",
                path, n->truncated, n->dropped, n->bad, n->no_labels);
+    if (n->split) tm_log(TM_LOG_INFO, "%s: %" PRIu64 " were longer than a row and are several", path, n->split);
 }
 
 /* Of a file, to plan: a few seconds. What is beyond is taken to be like it, and its longest row to be of seq_len. */

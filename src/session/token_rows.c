@@ -18,6 +18,7 @@ struct token_rows {
     columns role[2];
     unsigned roles;
     uint32_t desirable; /* NO_TENSOR: none */
+    uint32_t segments;  /* the same */
     uint64_t n, seq;    /* samples; the longer rows */
     int64_t *row;
     char name[4096];
@@ -34,11 +35,12 @@ static bool is_known(const char *name, tm_rows kind) {
         for (size_t i = 0; i < TM_COUNT(names); i++)
             if (!strncmp(name, prefixes[kind][r], n) && !strcmp(name + n, names[i])) return true;
     }
-    return kind == TM_ROWS_LABELLED && !strcmp(name, "desirable");
+    return (kind == TM_ROWS_LABELLED && !strcmp(name, "desirable")) ||
+           (kind == TM_ROWS_PLAIN && !strcmp(name, "segment_ids"));
 }
 
 static tm_status known_only(const tm_st *st, const char *path, tm_rows kind) {
-    static const char *const what[] = {"input_ids, labels and attention_mask",
+    static const char *const what[] = {"input_ids, labels, attention_mask and segment_ids",
                                        "chosen_ and rejected_ input_ids, labels and attention_mask",
                                        "input_ids, labels, attention_mask, the same with kl_, and desirable"};
     for (uint32_t i = 0; i < tm_st_count(st); i++) {
@@ -117,6 +119,11 @@ static tm_status find_desirable(token_rows *t) {
                    t->n);
 }
 
+static tm_status find_segments(token_rows *t, tm_rows kind) {
+    t->segments = kind == TM_ROWS_PLAIN ? find(t, "segment_ids") : NO_TENSOR;
+    return t->segments == NO_TENSOR ? TM_OK : check_shape(t, t->segments, "input_ids", t->seq);
+}
+
 /* ---- a row ------------------------------------------------------------------------------------------------------ */
 
 /* `fill` beyond the tensor's own positions. */
@@ -141,10 +148,35 @@ static tm_status get_row(void *ctx, uint64_t row, int32_t *ids, int32_t *labels,
     TM_TRY(read_narrow(t, c->labels, c, row, TM_LABEL_IGNORE, labels));
     memset(mask, 0, t->seq);
     memset(mask, 1, c->seq);
-    if (c->mask == NO_TENSOR) return TM_OK;
-    TM_TRY(tm_st_read_i64(t->file, c->mask, row * c->seq, c->seq, t->row));
-    for (uint64_t i = 0; i < c->seq; i++) mask[i] = t->row[i] != 0;
+    const uint32_t zeros[] = {c->mask, t->segments}; /* either has them where there is nothing to see */
+    for (size_t k = 0; k < TM_COUNT(zeros); k++) {
+        if (zeros[k] == NO_TENSOR) continue;
+        TM_TRY(tm_st_read_i64(t->file, zeros[k], row * c->seq, c->seq, t->row));
+        for (uint64_t i = 0; i < c->seq; i++) mask[i] = mask[i] && t->row[i] != 0;
+    }
     return TM_OK;
+}
+
+tm_status rows_begin(const char *path, uint64_t row, const int64_t *segment, uint64_t seq, uint32_t *begin) {
+    int64_t latest = 0; /* of the documents so far */
+    for (uint64_t i = 0; i < seq; i++) {
+        bool goes_on = i && segment[i] == segment[i - 1];
+        begin[i] = goes_on ? begin[i - 1] : (uint32_t)i;
+        if (goes_on || segment[i] == 0) continue;
+        if (segment[i] <= latest)
+            return tm_fail(TM_EINPUT,
+                           "%s: segment_ids[%" PRIu64 ", %" PRIu64 "] = %" PRId64 " after %" PRId64
+                           ": documents are numbered 1, 2, 3 ... along the row, padding is 0",
+                           path, row, i, segment[i], latest);
+        latest = segment[i];
+    }
+    return TM_OK;
+}
+
+static tm_status get_begin(void *ctx, uint64_t row, uint32_t *begin) {
+    const token_rows *t = ctx;
+    TM_TRY(tm_st_read_i64(t->file, t->segments, row * t->seq, t->seq, t->row));
+    return rows_begin(t->name, row, t->row, t->seq, begin);
 }
 
 static tm_status get_desirable(void *ctx, uint64_t sample, bool *desirable) {
@@ -164,6 +196,7 @@ static uint64_t sample_bytes(const token_rows *t) {
     uint64_t bytes = 0;
     for (unsigned r = 0; r < t->roles; r++)
         bytes += t->role[r].seq * sizeof(int64_t) * (t->role[r].mask == NO_TENSOR ? 2 : 3);
+    if (t->segments != NO_TENSOR) bytes += t->seq * sizeof(int64_t);
     return bytes;
 }
 
@@ -174,6 +207,7 @@ static tm_status open_file(token_rows *t, const char *path, tm_rows kind) {
         TM_TRY(find_columns(t, kind, prefixes[kind][t->roles], &t->role[t->roles]));
     t->desirable = NO_TENSOR;
     if (kind == TM_ROWS_LABELLED) TM_TRY(find_desirable(t));
+    TM_TRY(find_segments(t, kind));
     TM_TRY(known_only(t->file, path, kind));
     t->row = tm_malloc(t->seq * sizeof *t->row);
     return t->row ? TM_OK : tm_nomem(t->seq * sizeof *t->row);
@@ -193,6 +227,7 @@ tm_status token_rows_open(token_rows **out, const char *path, tm_rows kind, uint
     *source = (tm_row_source){.ctx = t,
                               .get_row = get_row,
                               .get_desirable = get_desirable,
+                              .get_begin = t->segments == NO_TENSOR ? NULL : get_begin,
                               .n_rows = n * t->roles,
                               .seq = (uint32_t)t->seq,
                               .name = t->name};

@@ -5,11 +5,15 @@
 #include "data/dataset.h"
 #include "format/format.h"
 
-/* A tensor in a file of token rows that nothing reads (say, segment_ids) is refused by name: left out in silence it
- * would change what is computed. */
+/* A tensor in a file of token rows that nothing reads (say, position_ids) is refused by name: left out in silence it
+ * could change what is computed. */
 TM_MUST_USE tm_status rows_known_only(const tm_st *st, const char *path);
+/* Where the document of each position begins, by a row of segment_ids: a run of one number is a document, numbers rise
+ * along the row, and 0 is padding. `path` and `row` for the message, TM_EINPUT. */
+TM_MUST_USE tm_status rows_begin(const char *path, uint64_t row, const int64_t *segment, uint64_t seq, uint32_t *begin);
 
-/* input_ids, labels and, where it is there, attention_mask [rows, positions], any integers. Of TM_ROWS_PAIRS chosen_ and
+/* input_ids, labels and, where they are there, attention_mask and segment_ids [rows, positions], any integers. Of
+ * TM_ROWS_PAIRS chosen_ and
  * rejected_ before each name; of TM_ROWS_LABELLED kl_ before those of the mismatched rows, and desirable [rows]. Rows of
  * one kind may be longer than those of the other. */
 typedef struct token_rows token_rows;

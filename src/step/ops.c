@@ -27,6 +27,7 @@ static tm_micro_batch micro_batch(const op_call *c, uint32_t lane, void *frame) 
                             .label_row = v.label_row,
                             .label_rows = b->label_rows,
                             .key_mask = v.mask,
+                            .begin = v.begin,
                             .bare = (c->op->flags & OP_BARE) != 0,
                             .training = (c->op->flags & OP_TRAINS) != 0,
                             .draw = draw_of(c, batch),

@@ -31,6 +31,8 @@ static const row rows[] = {
     {"\"truncation_mode\": \"keep_end\"", {"\"truncation\":\"left\""}},
     {"\"truncation_strategy\": \"delete\"", {"\"overlong\":\"drop\""}},
     {"\"truncation_strategy\": \"raise\"", {"\"overlong\":\"error\""}},
+    {"\"truncation_strategy\": \"split\"", {"\"overlong\":\"split\""}},
+    {"\"packing\": true, \"packing_strategy\": \"wrapped\"", {"\"packing\":true", "\"packing_strategy\":\"wrapped\""}},
     {"\"group_by_length\": true", {"\"group_by_length\":true"}},
     {"\"enable_thinking\": true", {"\"enable_thinking\":true"}},
     /* optimizers */

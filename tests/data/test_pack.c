@@ -309,10 +309,65 @@ static void lengths_are_alike(void **state) {
                     padded += b.shape.rows * b.shape.seq;
                     tokens += b.shape.mask_tokens;
                 }
-        printf("%u x %u x %u: %.3f of the tokens\n", g[0], g[1], g[2], (double)padded / (double)tokens);
+        if (tokens) printf("%u x %u x %u: %.3f of the tokens\n", g[0], g[1], g[2], (double)padded / (double)tokens);
         assert_true((double)padded <= 1.03 * (double)tokens);
         tm_dataset_close(ds);
     }
+}
+
+/* ---- text longer than a row ---------------------------------------------------------------------------------------- */
+
+/* The rows that lines become, in order: all tokens, of which each but a row's first is learned. */
+static void check_text(const char *lines, tm_dataset_opts opts, const char *const *rows) {
+    static batch b;
+    int32_t ids[64];
+    uint64_t n = 0, tokens = 0;
+    opts.seq_len = 6;
+    tm_dataset *ds = open_text(lines, &opts);
+    assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
+    for (; rows[n]; n++) {
+        size_t length = ids_of(rows[n], ids);
+        draw(ds, n, 0, 0, &b);
+        assert_int_equal(b.shape.seq, length);
+        assert_memory_equal(b.ids, ids, length * sizeof *ids);
+        for (size_t t = 0; t < length; t++) assert_int_equal(b.labels[t], t + 1 < length ? ids[t + 1] : X);
+        tokens += length;
+    }
+    assert_int_equal(tm_dataset_get_counts(ds)->samples, n);
+    assert_int_equal(tm_dataset_get_counts(ds)->tokens, tokens);
+    tm_dataset_close(ds);
+}
+#define TEXT(lines, opts, ...) check_text(lines, opts, (const char *const[]){__VA_ARGS__, NULL})
+#define LINE(text) "{\"text\": \"" text "\"}\n"
+
+static void text_goes_on_in_further_rows(void **state) {
+    (void)state;
+    tm_dataset_opts opts = defaults();
+    opts.overlong = TM_OVERLONG_SPLIT;
+    TEXT(LINE("1234"), opts, "<bos>1234<eos>");
+    TEXT(LINE("12345"), opts, "<bos>1234", "5<eos>"); /* the last row is not one token, which would learn nothing */
+    TEXT(LINE("123456") LINE("7"), opts, "<bos>12345", "6<eos>", "<bos>7<eos>");
+    TEXT(LINE("0123456789xyz"), opts, "<bos>01234", "56789x", "yz<eos>");
+    opts.overlong = TM_OVERLONG_ERROR;
+    opts.seq_len = 6;
+    tm_dataset *ds;
+    assert_int_equal(open_bytes(&ds, LINE("12345"), sizeof LINE("12345") - 1, &opts), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "split"));
+    tm_error_clear();
+    opts.overlong = TM_OVERLONG_SPLIT, opts.rows = TM_ROWS_PAIRS;
+    assert_int_equal(open_bytes(&ds, LINE("12345"), sizeof LINE("12345") - 1, &opts), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "preferences"));
+    tm_error_clear();
+}
+
+static void texts_side_by_side(void **state) {
+    (void)state;
+    tm_dataset_opts opts = defaults();
+    opts.concatenate = true;
+    TEXT(LINE("1") LINE("2"), opts, "<bos>1<eos><bos>2<eos>");
+    TEXT(LINE("12") LINE("34"), opts, "<bos>12<eos><bos>3", "4<eos>");
+    TEXT(LINE("12") LINE("3"), opts, "<bos>12<eos><bos>", "3<eos>"); /* none is one token */
+    TEXT(LINE("1") LINE("0123456789xyz") LINE("2"), opts, "<bos>1<eos><bos>01", "234567", "89xyz<eos>", "<bos>2<eos>");
 }
 
 /* ---- rows that come packed ---------------------------------------------------------------------------------------- */
@@ -367,6 +422,8 @@ int main(void) {
         cmocka_unit_test_setup(epochs_in_parts, clean_record),
         cmocka_unit_test_setup(nothing_is_allocated_after_open, clean_record),
         cmocka_unit_test_setup(lengths_are_alike, clean_record),
+        cmocka_unit_test_setup(text_goes_on_in_further_rows, clean_record),
+        cmocka_unit_test_setup(texts_side_by_side, clean_record),
         cmocka_unit_test_setup(rows_bring_their_documents, clean_record),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -79,6 +79,8 @@ static void enums_follow_the_table(void **state) {
                  {"data.format", "text", TM_DATA_TEXT},
                  {"data.format", "messages", TM_DATA_MESSAGES},
                  {"data.overlong", "error", TM_OVERLONG_ERROR},
+                 {"data.overlong", "split", TM_OVERLONG_SPLIT},
+                 {"data.packing_strategy", "wrapped", TM_PACKING_WRAPPED},
                  {"memory.activations", "recompute", TM_ACT_RECOMPUTE},
                  {"memory.activations", "keep", TM_ACT_KEEP},
                  {"save_dtype", "f16", TM_SAVE_F16},

@@ -128,6 +128,20 @@ static void a_model_that_kernels_lack_is_refused(void **state) {
         }
 }
 
+static void packed_rows_are_refused(void **state) {
+    (void)state;
+    scene s;
+    scene_open(&s);
+    const char *text = run_path(s.dir, "text.jsonl");
+    run_write(text, "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+    run_result r = run(s.opts, "plan", s.config, "--set", "model=" TM_TEST_FIXTURES "/../../examples/tiny", "--set",
+                       run_format("data.train=%s", text), "--set", "memory.device=cuda:0", "--set",
+                       "memory.device_budget=64MiB", "--set", "packing=true", NULL);
+    assert_int_equal(r.status, 2);
+    if (!strstr(r.err, "its kernels lack attention and rope_apply (of packed rows)")) fail_msg("%s", r.err);
+    run_free(&r);
+}
+
 /* What was measured as a hardware file: planned by that, as any machine with a GPU is, the device is as long at work.
  */
 static void test_saved(void **state) {
@@ -179,8 +193,8 @@ static void test_a_run_teaches(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_predictions),
-                                       cmocka_unit_test(a_model_that_kernels_lack_is_refused),
-                                       cmocka_unit_test(test_saved), cmocka_unit_test(test_a_run_teaches)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_predictions), cmocka_unit_test(a_model_that_kernels_lack_is_refused),
+        cmocka_unit_test(packed_rows_are_refused), cmocka_unit_test(test_saved), cmocka_unit_test(test_a_run_teaches)};
     return cmocka_run_group_tests_name("cuda_plan", tests, NULL, run_clean);
 }
