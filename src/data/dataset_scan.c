@@ -189,23 +189,17 @@ static tm_status scan_record(data_scan *s, const tm_record *r) {
     return store_sample(s, s->encoder.ids.id + from, s->encoder.learn.data + from, (uint32_t)n);
 }
 
-static bool is_enough(const data_scan *s, uint64_t bytes) {
-    return s->opts->most_bytes && bytes >= s->opts->most_bytes;
-}
-
 static tm_status scan_records(data_scan *s, tm_reader *reader) {
     tm_record record;
-    uint64_t bytes = s->bytes_before;
     s->at = tm_reader_at(reader);
-    while (!is_enough(s, bytes)) {
-        tm_phase_at(&s->phase, bytes);
+    for (;;) {
+        tm_phase_at(&s->phase, s->bytes_before + tm_reader_bytes(reader));
         TM_TRY(tm_stop_check());
         TM_TRY(tm_reader_next(reader, &record));
         if (!record.text) break;
         TM_TRY(scan_record(s, &record));
-        bytes = s->bytes_before + tm_reader_bytes(reader);
     }
-    s->bytes_before = bytes;
+    s->bytes_before += tm_reader_bytes(reader);
     return TM_OK;
 }
 
@@ -216,6 +210,7 @@ static tm_status scan_file(data_scan *s, const tm_data_files *files, uint32_t i)
     TM_TRY(files->open(files->ctx, i, &source));
     tm_reader_opts how = files->how[i];
     how.max_record_bytes = s->opts->max_line_bytes;
+    how.most_bytes = s->opts->most_bytes ? s->opts->most_bytes - s->bytes_before : 0;
     s->encoder.columns = how.columns;
     s->name = source.name;
     TM_GO(tm_reader_open(&reader, &source, &how));
@@ -229,17 +224,20 @@ done:
     return rc;
 }
 
+static bool is_enough(const data_scan *s) {
+    return s->opts->most_bytes && s->bytes_before >= s->opts->most_bytes;
+}
+
 static tm_status scan_files(data_scan *s, const tm_data_files *files) {
     tm_status rc = TM_OK;
     tm_phase_begin(&s->phase, "reading the data", NULL, files->bytes);
     for (uint32_t g = 0, i = 0; g < files->n_groups && rc == TM_OK; g++) {
         for (uint32_t end = i + files->group[g].n_files; i < end && rc == TM_OK; i++)
-            if (!is_enough(s, s->bytes_before)) rc = scan_file(s, files, i);
+            if (!is_enough(s)) rc = scan_file(s, files, i);
         if (rc == TM_OK) rc = end_text(s);
         s->end[g] = s->ds->counts.samples;
     }
-    if (s->bytes_before < files->bytes && is_enough(s, s->bytes_before))
-        s->ds->part = (double)s->bytes_before / (double)files->bytes;
+    if (s->bytes_before < files->bytes && is_enough(s)) s->ds->part = (double)s->bytes_before / (double)files->bytes;
     tm_phase_end(&s->phase);
     return rc;
 }

@@ -107,7 +107,20 @@ tm_status data_store_append(data_store *s, const void *bytes, size_t n, uint64_t
     return TM_OK;
 }
 
+/* The index's last block has room for what might have come. */
+static tm_status trim_index(data_store *s) {
+    if (!s->n_blocks) return TM_OK;
+    uint64_t before = (s->n_blocks - 1) * (uint64_t)DATA_BLOCK_ROWS;
+    size_t bytes = (size_t)(s->n_rows - before) * sizeof(data_row);
+    data_row *block = tm_realloc(s->block[s->n_blocks - 1], bytes);
+    if (!block) return tm_nomem(bytes);
+    s->block[s->n_blocks - 1] = block;
+    s->index_bytes = before * sizeof(data_row) + bytes;
+    return TM_OK;
+}
+
 tm_status data_store_seal(data_store *s) {
+    TM_TRY(trim_index(s));
     if (!s->base) return s->used < s->room ? resize_pool(s, s->used) : TM_OK;
     TM_TRY(flush(s));
     tm_free(s->pool);

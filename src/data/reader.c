@@ -92,9 +92,13 @@ done:
     return rc;
 }
 
+bool data_is_enough(const tm_reader *r) {
+    return r->opts.most_bytes && data_bytes_read(&r->bytes) >= r->opts.most_bytes;
+}
+
 tm_status tm_reader_next(tm_reader *r, tm_record *out) {
     *out = (tm_record){0};
-    return r->cutter->next(r, out);
+    return data_is_enough(r) ? TM_OK : r->cutter->next(r, out);
 }
 
 const char *tm_reader_at(const tm_reader *r) {

@@ -53,6 +53,7 @@ typedef struct tm_reader_opts {
     tm_sample_by sample_by;         /* text */
     const tm_data_columns *columns; /* of CSV: which cells are lists; records keep their own keys; NULL: none */
     uint64_t max_record_bytes;      /* a longer one is bad, a longer document is given in parts; 0: 16 MiB */
+    uint64_t most_bytes;            /* of the file: once so many were read no record begins; 0: all */
     uint64_t window_bytes;          /* most that Zstandard may take; 0: 128 MiB, which is all but zstd --long */
 } tm_reader_opts;
 

@@ -46,6 +46,7 @@ static tm_status fill(data_bytes *b) {
 
 tm_status data_bytes_more(data_bytes *b) {
     TM_ASSERT(b->at == b->end);
+    TM_TRY(tm_stop_check());
     b->at = b->end = 0;
     return fill(b);
 }

@@ -82,6 +82,7 @@ struct tm_reader {
 /* One line without its end ("\n" or "\r\n") into raw; *got false: the end. *cut: longer than max_record, the rest was
  * skipped. */
 tm_status data_line_next(tm_reader *r, bool *got, bool *cut);
+bool data_is_enough(const tm_reader *r); /* opts.most_bytes were read */
 const char *data_too_long(tm_reader *r); /* the reason, in r->wrong */
 static inline bool data_is_blank(const char *text, size_t n) {
     while (n && (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n')) text++, n--;

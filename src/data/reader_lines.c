@@ -41,6 +41,8 @@ const char *data_too_long(tm_reader *r) {
 /* The next line that is not blank. */
 static tm_status line_next(tm_reader *r, bool *got, bool *cut) {
     do {
+        *got = false;
+        if (data_is_enough(r)) break;
         TM_TRY(data_line_next(r, got, cut));
         r->number += *got;
     } while (*got && !*cut && data_is_blank(r->raw.data ? r->raw.data : "", r->raw.len));
