@@ -352,7 +352,7 @@ bool tm_source_in_four_bits(const tm_source *src); /* it has some tensor in NF4 
 
 /* config.json (as in the source, but with torch_dtype and dtype set to `dtype`), generation_config.json, and the
  * tokenizer's files into DIR, each written beside and renamed. Of a folder all other files go along as well, but for
- * weights, what a run left there, hidden ones and links out of it; up to 64 MiB each, and never in the place of a file
+ * weights, what a run left there, hidden ones (but .gitattributes) and links out of it; up to 64 MiB each, and never in the place of a file
  * that is in DIR. A line in the log says what is left out. */
 TM_MUST_USE tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype);
 bool tm_source_is_side_file(const char *name); /* it may replace one of this name */

@@ -37,6 +37,15 @@ static bool is_of_a_run(const char *name) {
     return strstr(name, ".tmp") != NULL;
 }
 
+/* A hidden file may be anybody's secret. But .gitattributes is a model's own wherever it goes, and two folders are only
+ * what those who fetched it keep: nobody misses them. */
+static bool stays_hidden(const char *name) {
+    return name[0] == '.' && strcmp(name, ".gitattributes") != 0;
+}
+static bool is_of_a_fetch(const char *name) {
+    return strcmp(name, ".git") == 0 || strcmp(name, ".cache") == 0;
+}
+
 static void leave(others *o, const char *name, const char *why) {
     if (o->left++ > 0) return;
     snprintf(o->first, sizeof o->first, "%s", name);
@@ -89,7 +98,8 @@ static tm_status carry(others *o, const char *name, const char *from) {
 
 static tm_status consider(void *ctx, const char *name, bool is_dir) {
     others *o = ctx;
-    if (name[0] == '.' || is_weights(name) || is_of_a_run(name) || tm_source_is_side_file(name)) return TM_OK;
+    if (is_of_a_fetch(name) || is_weights(name) || is_of_a_run(name) || tm_source_is_side_file(name)) return TM_OK;
+    if (stays_hidden(name)) return leave(o, name, "hidden"), TM_OK;
     if (is_dir) {
         if (strncmp(name, "checkpoint-", 11) != 0 && strcmp(name, "offload") != 0) leave(o, name, "a folder");
         return TM_OK;

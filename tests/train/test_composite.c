@@ -292,7 +292,7 @@ static void test_shards(void **state) {
  * what the user has in output_dir stays. */
 static void test_other_files(void **state) {
     (void)state;
-    static const char *const carried[] = {"README.md", "modeling_x.py", "picture.png", "odd\nname"},
+    static const char *const carried[] = {"README.md", "modeling_x.py", "picture.png", "odd\nname", ".gitattributes"},
                              *const left[] = {"optimizer.pt", "model.gguf", ".hidden", "run.json",
                                               "passwd",       "large",      "part"};
     world w = world_open(&forms[0]);
@@ -305,12 +305,14 @@ static void test_other_files(void **state) {
     run_write(run_path(w.model, "large"), "");
     assert_int_equal(truncate(run_path(w.model, "large"), (64 << 20) + 1), 0);
     assert_int_equal(mkdir(run_path(w.model, "part"), 0700), 0);
+    assert_int_equal(mkdir(run_path(w.model, ".cache"), 0700), 0);
     assert_int_equal(mkdir(output, 0700), 0);
     run_write(run_path(output, "NOTES"), "mine");
     run_result r = run((run_opts){0}, "train", write_config(&w), "--set", run_format("output_dir=%s", output), "--set",
                        "save_steps=1", "--set", "max_steps=2", NULL);
     RUN_OK(&r);
-    assert_non_null(strstr(r.err, "3 entries beside the weights are not carried along"));
+    assert_non_null(
+        strstr(r.err, "4 entries beside the weights are not carried along, the first \".hidden\" (hidden)"));
     run_free(&r);
     const char *const to[] = {output, run_path(output, "checkpoint-1")};
     for (size_t k = 0; k < TM_COUNT(to); k++) {
