@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 /* ---- probe ------------------------------------------------------------------------------------------------------- */
@@ -266,6 +268,31 @@ static void no_base_is_quantised_twice(void **state) {
     adapted_close(&a);
 }
 
+/* A model of some 10^13 parameters; nothing is written. */
+static void a_base_without_room_is_refused(void **state) {
+    (void)state;
+    adapted a = adapted_open("peft_lora");
+    const char *model = run_path(a.dir, "model"), *config = run_path(a.dir, "large.json"),
+               *out = run_path(a.dir, "out");
+    assert_int_equal(mkdir(model, 0700), 0);
+    run_write(
+        run_path(model, "config.json"),
+        "{\"model_type\": \"llama\", \"hidden_size\": 32768, \"intermediate_size\": 131072, \"num_hidden_layers\": "
+        "1000,\n \"num_attention_heads\": 256, \"num_key_value_heads\": 256, \"vocab_size\": 32000,\n"
+        " \"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0, \"hidden_act\": "
+        "\"silu\",\n \"tie_word_embeddings\": true, \"initializer_range\": 0.02}\n");
+    run_write(config, run_format("{\"model\": \"%s\", \"init\": \"random\", \"quantization\": {\"type\": \"nf4\"},\n"
+                                 " \"adapter\": {\"r\": 4, \"target_modules\": [\"q_proj\"]},\n"
+                                 " \"data\": {\"train\": \"%s\", \"seq_len\": %zu}, \"max_steps\": 2}\n",
+                                 model, a.rows, a.seq));
+    run_result r = run((run_opts){0}, "train", config, "--set", run_format("output_dir=%s", out), NULL);
+    if (r.status != 2 || run_error_lines(r.err, NULL) != 1 || !strstr(r.err, "the model in four bits takes"))
+        fail_msg("exit status %d: %s", r.status, r.err);
+    run_free(&r);
+    assert_int_equal(access(out, F_OK), -1);
+    adapted_close(&a);
+}
+
 /* The bytes of all tensors of the only folder base-... in `dir`. */
 static uint64_t base_bytes(const char *dir) {
     char found[4096] = "";
@@ -452,6 +479,7 @@ int main(int argc, char **argv) {
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(test_pissa, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_step_reads_the_base_as_often, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_base_is_quantised_as_bitsandbytes_does, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_base_without_room_is_refused, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(no_base_is_quantised_twice, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_plan_counts_a_base_that_is_to_be_made, run_clean);
     return _cmocka_run_group_tests("train_adapters", tests, n, NULL, NULL);
