@@ -76,6 +76,7 @@ static void json_memory(tm_json_writer *w, const tm_plan_report *r) {
     tm_jw_field_uint(w, "disk_bytes", r->disk_bytes);
     count_known(w, "disk_free_bytes", r->disk_free_bytes, r->disk_free_bytes > 0);
     tm_jw_field_uint(w, "resident_bytes", r->resident_bytes);
+    tm_jw_field_uint(w, "decoded_bytes", r->decoded_bytes);
     tm_jw_field_uint(w, "window_bytes", r->window_bytes);
     tm_jw_field_uint(w, "shared_window_bytes", r->shared_window_bytes);
 }

@@ -2,8 +2,8 @@
  * the user's files have them (offload: tm_layout_home), and come to where they are computed with in one of two ways:
  *
  *   in place   one range of one file holds the part as it is computed with: operations get a pointer into its frame
- *   decoded    pieces of some million elements are decoded into a temporary, once a visit (OP_DECODE); or, where the
- *              planner finds the memory, once, at the start, and held
+ *   decoded    pieces of some million elements are decoded into a temporary, once a visit (OP_DECODE); or, as much of
+ *              it as the planner finds the memory for, once, at the start, and held
  *
  * A frame holds whole pages, so that the bytes begin `shift` behind its own beginning. With ranks each reads the slices
  * that it holds, and they are gathered as any others. */
@@ -146,6 +146,11 @@ static tm_status add_decoded(tm_job *job, uint32_t part, uint32_t segment, span 
     return TM_OK;
 }
 
+/* By the golden ratio, which spreads any share of parts evenly over units and kinds of matrices. */
+static bool is_held(uint32_t part, double share) {
+    return (double)(part * 2654435769U) < share * 4294967296.0;
+}
+
 /* Filled at every start, and there until the end. */
 static tm_status add_held(tm_job *job, uint32_t part, uint64_t bytes, uint32_t *bundle) {
     part_state *s = &job->part[part];
@@ -188,15 +193,26 @@ tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
                  to = tm_min_u64(seg[i].part_offset + seg[i].elements, held.begin + held.n);
         if (from < to) TM_TRY(add_decoded(job, part, i, (span){from, to - from}, bundle));
     }
-    return job->holds ? add_held(job, part, held.n * tm_dtype_bytes(job->dtype), bundle) : TM_OK;
+    if (!is_held(part, job->held_share)) return TM_OK;
+    return add_held(job, part, held.n * tm_dtype_bytes(job->dtype), bundle);
 }
 
-uint64_t frozen_decoded_bytes(const tm_job *job) {
+static uint64_t raw_bytes(const tm_job *job, const frozen_piece *f) {
     uint64_t bytes = 0;
-    for (uint32_t p = 0; p < tm_model_parts(job->model); p++)
-        if (job->part[p].n_pieces && !job->part[p].in_place)
-            bytes += frozen_held(job, p).n * tm_dtype_bytes(job->dtype);
+    for (uint32_t i = 0; i < f->n_ranges; i++)
+        for (uint32_t k = 0; k < f->count[i]; k++) bytes += tm_layout_get(job->layout, f->object[i] + k)->bytes;
     return bytes;
+}
+
+frozen_sizes frozen_decoded(const tm_job *job, double share) {
+    frozen_sizes all = {0};
+    for (uint32_t p = 0; p < tm_model_parts(job->model); p++) {
+        const part_state *s = &job->part[p];
+        if (s->in_place || !is_held(p, share)) continue;
+        if (s->n_pieces) all.decoded += frozen_held(job, p).n * tm_dtype_bytes(job->dtype);
+        for (uint32_t i = 0; i < s->n_pieces; i++) all.raw += raw_bytes(job, &job->frozen[s->first_piece + i]);
+    }
+    return all;
 }
 
 /* One node makes it once, for all of its ranks. */

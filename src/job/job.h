@@ -343,7 +343,7 @@ struct tm_job {
     tm_layout *layout;
     part_state *part;
     bool parks;           /* gradients are state (update F) */
-    bool holds;           /* decoded weights stay in memory, beside or instead of the bytes that they are made of */
+    double held_share;    /* of decoded weights: stays in memory instead of the bytes that it is made of (frozen.c) */
     frozen_piece *frozen; /* of all parts that do not learn, in order */
     uint32_t n_frozen;
     size_t cap_frozen;
@@ -497,7 +497,11 @@ TM_MUST_USE tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bund
 bool job_in_four_bits(const tm_model *m, const tm_adapter_config *adapter, uint32_t tensor);
 /* Of a base that the run will make for itself, all its values; 0: it makes none, or has it. */
 uint64_t frozen_own_bytes(const tm_job *job);
-uint64_t frozen_decoded_bytes(const tm_job *job);   /* of all parts that are decoded, as computed with */
+/* Of parts that are decoded, where so large a share of them is held, that share: as computed with, and as files have it. */
+typedef struct frozen_sizes {
+    uint64_t decoded, raw;
+} frozen_sizes;
+frozen_sizes frozen_decoded(const tm_job *job, double share);
 span frozen_held(const tm_job *job, uint32_t part); /* elements of which this rank has pieces */
 /* Its bytes are; a plan counts those of others too. */
 bool frozen_is_there(const tm_job *job, const frozen_piece *f);

@@ -3,6 +3,7 @@
 #include "comm/comm.h"
 #include "planner/start.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- memory that the ranks of a node share ------------------------------------------------------------------- */
@@ -48,39 +49,62 @@ static tm_status share_weights(const planner_ask *ask, planner_choice *c) {
 
 /* ---- weights that do not learn, held as they are computed with ------------------------------------------------- */
 
-static uint64_t reads_of(const planner_choice *c) {
-    uint64_t bytes = 0;
-    for (int k = 0; k < TM_KINDS; k++) bytes += tm_plan_get_info(c->plan)->read_bytes[k];
-    return bytes;
-}
-
 static tm_status seconds_of(const planner_ask *ask, const planner_choice *c, double *seconds) {
     return job_predict(ask->job, c->plan, &ask->way[c->way], seconds);
 }
 
-static tm_status choose_holding(const planner_ask *ask, bool holds, planner_choice *c) {
+static tm_status choose_holding(const planner_ask *ask, double share, planner_choice *c) {
     planner_drop(c);
-    ask->job->holds = holds;
+    ask->job->held_share = share;
     return planner_choose(ask, c);
 }
 
-/* Decoded once and held, where there is memory for all of it; where something else has to be read for that in every
- * step, whichever takes less time. Ranks hold it all alike. What a job needs at least is without. */
+/* Of the budget, beside all that the plan keeps: what is in memory as it lies saves more a byte than what is decoded. */
+static uint64_t bytes_left(const tm_job *job, const planner_choice *c) {
+    const job_needs *n = &c->account.needs;
+    uint64_t used = c->budget.fixed_bytes + c->account.limits.plans_bytes + n->slab + n->share;
+    return job->opts.host_bytes > used ? job->opts.host_bytes - used : 0;
+}
+
+/* False: it does not fit, or takes more time than without. */
+static tm_status try_holding(const planner_ask *ask, double share, double apart, planner_choice *c, bool *better) {
+    double held = 0;
+    tm_status rc = choose_holding(ask, share, c);
+    if (rc == TM_OK && ask->job->ranks.ranks == 1) rc = seconds_of(ask, c, &held);
+    *better = rc == TM_OK && held <= apart;
+    if (rc == TM_EBUDGET) tm_error_clear();
+    return rc == TM_EBUDGET ? TM_OK : rc;
+}
+
+/* As much of it as what is left may have room for, or less. */
+static tm_status try_some(const planner_ask *ask, uint64_t left, double apart, planner_choice *c, bool *better) {
+    enum { TRIES = 3 };
+    frozen_sizes all = frozen_decoded(ask->job, 1);
+    double share = fmin(0.9, (double)left / ((double)all.decoded - (double)all.raw));
+    for (unsigned i = 0; i < TRIES && !*better && frozen_decoded(ask->job, share).decoded > 0; i++, share *= 0.7)
+        TM_TRY(try_holding(ask, share, apart, c, better));
+    return TM_OK;
+}
+
+/* Decoded once and held: all of it, where there is memory for that and it takes less time although there is less for all
+ * else; ranks hold it all alike. With one, else as much as there is memory for. What a job needs at least is without. */
 static tm_status choose(const planner_ask *ask, planner_choice *c) {
     tm_job *job = ask->job;
-    double apart, held = 0;
-    TM_TRY(choose_holding(ask, false, c));
-    uint64_t least = c->minimum_host_bytes, bytes = frozen_decoded_bytes(job), most = job->opts.host_bytes;
-    uint64_t fits = bytes > 0 && most > bytes && least <= most - bytes;
-    if (job->ranks.ranks > 1) TM_TRY(tm_comm_all_reduce_u64(job->ranks.comm, TM_COMM_WORLD, TM_COMM_MIN, &fits, 1));
-    if (!fits) return TM_OK;
+    bool alone = job->ranks.ranks == 1, better = false;
+    double apart;
+    TM_TRY(choose_holding(ask, 0, c));
+    frozen_sizes all = frozen_decoded(job, 1);
+    uint64_t least = c->minimum_host_bytes, most = job->opts.host_bytes;
+    uint64_t fits = all.decoded > 0 && most > all.decoded && least <= most - all.decoded;
+    uint64_t left = alone && all.decoded > all.raw ? bytes_left(job, c) : 0;
+    if (!alone) TM_TRY(tm_comm_all_reduce_u64(job->ranks.comm, TM_COMM_WORLD, TM_COMM_MIN, &fits, 1));
+    if (!fits && left == 0) return TM_OK;
     TM_TRY(seconds_of(ask, c, &apart));
-    tm_status rc = choose_holding(ask, true, c);
-    if (rc == TM_OK && job->ranks.ranks == 1 && reads_of(c) > 0) TM_TRY(seconds_of(ask, c, &held));
-    if (rc == TM_EBUDGET) tm_error_clear();
-    if (rc == TM_EBUDGET || (rc == TM_OK && held > apart)) return choose_holding(ask, false, c);
+    if (fits) TM_TRY(try_holding(ask, 1, apart, c, &better));
+    if (!better && left > 0) TM_TRY(try_some(ask, left, apart, c, &better));
+    if (!better) TM_TRY(choose_holding(ask, 0, c));
     c->minimum_host_bytes = least;
-    return rc;
+    return TM_OK;
 }
 
 static void adopt(tm_job *job, planner_choice *c) {

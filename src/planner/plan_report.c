@@ -202,6 +202,7 @@ static void describe(const planning *g, const pass_opts *way) {
     const tm_plan_info *info = tm_plan_get_info(g->plans.step);
     tm_plan_report *out = g->out;
     out->fits = true;
+    out->decoded_bytes = frozen_decoded(job, job->held_share).decoded;
     /* the import may need more than the step */
     out->host_peak_bytes = job_planned_peak(job);
     out->shared_window_bytes = job->account.needs.shared;

@@ -139,7 +139,7 @@ static tm_status compile_resident(attempts *a) {
 /* It is gone before there are links. */
 static tm_status compile_import(attempts *a) {
     tm_program *p;
-    if (a->ways.ask->job->holds) {
+    if (a->ways.ask->job->held_share > 0) {
         TM_TRY(build_hold(&p, a->ways.ask->job));
         TM_TRY(compile(a, p, false, &a->out->hold_plan));
     }

@@ -47,6 +47,7 @@ typedef struct tm_plan_report {
     uint64_t minimum_device_bytes;                   /* likewise */
     uint64_t disk_bytes, disk_free_bytes;            /* free: 0 where unknown */
     uint64_t read_bytes_per_step, write_bytes_per_step, resident_bytes, window_bytes;
+    uint64_t decoded_bytes;       /* of resident_bytes: weights that do not learn, decoded once */
     uint64_t shared_window_bytes; /* of a node: gathered weights that its ranks share; host_peak_bytes has one share */
     uint64_t read_bytes[TM_KINDS], write_bytes[TM_KINDS]; /* of a step */
     uint64_t link_bytes_per_step, network_bytes_per_step; /* that a rank sends within its node, to other nodes */

@@ -337,6 +337,45 @@ static void a_plan_counts_a_base_that_is_to_be_made(void **state) {
     adapted_close(&a);
 }
 
+static uint64_t planned_decoded(const char *config, uint64_t budget) {
+    run_result r = run((run_opts){0}, "plan", config, "--json", "--no-measure", "--set",
+                       run_format("memory.host_budget=%llu", (unsigned long long)budget), NULL);
+    tm_json_doc *doc;
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "plan", 0, 0));
+    uint64_t bytes = (uint64_t)tm_json_get(tm_json_root(doc), "decoded_bytes")->integer;
+    tm_json_free(doc);
+    run_free(&r);
+    return bytes;
+}
+
+/* Between the budget for none of it and that for all. */
+static void some_of_the_base_stays_decoded(void **state) {
+    enum { MOST_MIB = 64 };
+    (void)state;
+    adapted a = adapted_open("peft_lora");
+    const char *shape = run_path(a.dir, "shape"), *model = run_path(a.dir, "model");
+    const char *config = run_path(a.dir, "config.json"), *out = run_path(a.dir, "out");
+    run_random_model(shape);
+    run_result r = run((run_opts){0}, "convert", shape, model, "--init", "random", "--dtype", "bf16", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    run_write(config, run_format("{\"model\": \"%s\", \"adapter\": {\"r\": 4, \"target_modules\": [\"q_proj\"]},\n"
+                                 " \"data\": {\"train\": \"%s\", \"seq_len\": %zu}, \"precision\": \"fp32\",\n"
+                                 " \"max_steps\": 2, \"output_dir\": \"%s\"}\n",
+                                 model, a.rows, a.seq, out));
+    uint64_t budget, all = planned_decoded(config, UINT64_C(1) << 30), some = 0;
+    (void)adapted_least(config, a.dir, SETS("seed=42"), &budget);
+    for (unsigned i = 0; i < MOST_MIB && (some == 0 || some == all); i++)
+        some = planned_decoded(config, budget += TM_MIB);
+    assert_true(some > 0 && some < all);
+    train_log partly =
+        run_train(config, out, budget, NULL, SETS(run_format("memory.host_budget=%llu", (unsigned long long)budget)));
+    train_log whole = run_train(config, run_path(a.dir, "whole"), 0, NULL, SETS("memory.host_budget=1GiB"));
+    assert_string_equal(partly.hash, whole.hash);
+    adapted_close(&a);
+}
+
 /* ---- the hash ----------------------------------------------------------------------------------------------------- */
 
 typedef struct named {
@@ -461,7 +500,7 @@ static const struct {
              {"train", test_train, 0x7F},
              {"bf16", test_bf16, 0x2D},
              {"updates", test_updates, 0x28}};
-enum { MOST = 4 * (int)TM_COUNT(fixtures) + 6 };
+enum { MOST = 4 * (int)TM_COUNT(fixtures) + 8 };
 
 int main(int argc, char **argv) {
     static struct CMUnitTest tests[MOST];
@@ -482,5 +521,6 @@ int main(int argc, char **argv) {
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_base_without_room_is_refused, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(no_base_is_quantised_twice, run_clean);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(a_plan_counts_a_base_that_is_to_be_made, run_clean);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(some_of_the_base_stays_decoded, run_clean);
     return _cmocka_run_group_tests("train_adapters", tests, n, NULL, NULL);
 }
