@@ -2,8 +2,11 @@
 #
 #     awk -v set=train   -f generate.awk > train.jsonl         1500 rows
 #     awk -v set=heldout -f generate.awk > heldout.jsonl         64 rows
+#     awk -v set=train   -v pairs=1 -v rows=400 -f generate.awk > pairs.jsonl
+#     awk -v set=heldout -v pairs=1 -f generate.awk > pairs-heldout.jsonl
 #
-# Options: -v seed=N (1..2147483646, default 7), -v rows=N. The same bytes come out of every awk: numbers are drawn by a
+# With pairs each row has the right record and one that is wrong in one place: the way, the ship, the berth, the time, the
+# count, or its form. Options: -v seed=N (1..2147483646, default 7), -v rows=N. The same bytes come out of every awk: numbers are drawn by a
 # generator of our own, not by rand(). The two splits share no ship and no cargo count, so that a right answer on
 # heldout.jsonl was read from the sentence, not remembered.
 
@@ -54,7 +57,34 @@ function sentence(parts, way,    n) {
     return in_order("CARGO went out on the KIND SHIP, which VERB berth BERTH at TIME.", parts)
 }
 
-function row(    parts, way, berth, hour, minute, count, text) {
+function record(way, ship, berth, hour, minute, count) {
+    return sprintf("%s %s|B%d|%02d%02d|%d", way, ship, berth, hour, minute, count)
+}
+
+# Another number below n.
+function other(number, n) {
+    return (number + 1 + draw(n - 1)) % n
+}
+
+function wrong(way, ship, berth, hour, minute, count,    place, name) {
+    place = draw(6)
+    if (place == 0) return record(way == "IN" ? "OUT" : "IN", ship, berth, hour, minute, count)
+    if (place == 1) {
+        do name = pick(ships)
+        while (name == ship)
+        return record(way, name, berth, hour, minute, count)
+    }
+    if (place == 2) return record(way, ship, 1 + other(berth - 1, 24), hour, minute, count)
+    if (place == 3) return record(way, ship, berth, other(hour, 24), other(minute, 60), count)
+    if (place == 4) return record(way, ship, berth, hour, minute, 12 + other(count - 12, 970))
+    return sprintf("The %s came %s at berth %d.", ship, way == "IN" ? "in" : "out", berth)
+}
+
+function message(role, content) {
+    return sprintf("{\"role\": \"%s\", \"content\": \"%s\"}", role, content)
+}
+
+function row(    parts, way, berth, hour, minute, count, text, right) {
     way = pick("IN,OUT")
     berth = 1 + draw(24)
     hour = draw(24)
@@ -66,15 +96,17 @@ function row(    parts, way, berth, hour, minute, count, text) {
     parts["time"] = sprintf("%02d:%02d", hour, minute)
     parts["cargo"] = count " " pick("crates,barrels,sacks,pallets,boxes,drums,bales,casks")
     text = sentence(parts, way)
-    return sprintf("{\"messages\": [{\"role\": \"system\", \"content\": \"Harbour log\"}, " \
-                   "{\"role\": \"user\", \"content\": \"%s\"}, " \
-                   "{\"role\": \"assistant\", \"content\": \"%s %s|B%d|%02d%02d|%d\"}]}",
-                   text, way, parts["ship"], berth, hour, minute, count)
+    right = record(way, parts["ship"], berth, hour, minute, count)
+    text = message("system", "Harbour log") ", " message("user", text)
+    if (pairs)
+        return sprintf("{\"prompt\": [%s], \"chosen\": [%s], \"rejected\": [%s]}", text, message("assistant", right),
+                       message("assistant", wrong(way, parts["ship"], berth, hour, minute, count)))
+    return sprintf("{\"messages\": [%s, %s]}", text, message("assistant", right))
 }
 
 BEGIN {
     if (set != "train" && set != "heldout") {
-        print "usage: awk -v set=train|heldout [-v seed=N] [-v rows=N] -f generate.awk" > "/dev/stderr"
+        print "usage: awk -v set=train|heldout [-v pairs=1] [-v seed=N] [-v rows=N] -f generate.awk" > "/dev/stderr"
         exit 2
     }
     state = (seed == "" ? 7 : seed) + (set == "heldout" ? 1000003 : 0)

@@ -109,7 +109,7 @@ const schema_row schema_rows[] = {
     ALIAS("group_by_length", K_OURS, "data.group_by_length"),
     OURS("data.shuffle", T_BOOL, "a new order each epoch; .safetensors rows are taken in order", DEFAULT("true"),
          PLAIN(BOOL, data.shuffle)),
-    OURS("data.overlong", T_ENUM, "rows over seq_len: cut at the end, leave out, stop, or go on in further rows",
+    OURS("data.overlong", T_ENUM, "rows over seq_len: cut, leave out, stop, or go on in further rows",
          ONE_OF("truncate|drop=delete|error=raise|split"), DEFAULT("truncate"), PLAIN(ENUM, data.overlong)),
     OURS("data.truncation", T_ENUM, "which end of a longer row is cut; prompts of preferences lose their beginning in any case",
          ONE_OF("right=keep_start|left=keep_end|split|delete|raise"), DEFAULT("right"), RESOLVED(ENUM, data.truncation),

@@ -219,6 +219,7 @@ tm_status data_select(tm_dataset *ds, const tm_data_files *files, const tm_datas
 
 /* ---- dataset_prefer.c: rows of a prompt and a completion --------------------------------------------------------- */
 
+tm_status data_prefer_check(const tm_dataset_opts *opts); /* do they go together? */
 tm_status data_prefer_encode(data_encoder *e, const tm_json *line);
 tm_status data_prefer_store(data_scan *s, uint64_t number); /* what was encoded last */
 tm_status data_prefer_rows(data_scan *s, uint64_t row);     /* a sample's rows: this one and the next */

@@ -12,6 +12,17 @@
 
 enum { ALONE = DATA_PROMPT };
 
+tm_status data_prefer_check(const tm_dataset_opts *o) {
+    if (o->rows == TM_ROWS_PLAIN) return TM_OK;
+    if (o->labels.train_on_inputs || o->labels.mask_history)
+        return tm_fail(TM_EINPUT, "of preferences the answers are learned, so that data.train_on_inputs and "
+                                  "data.mask_history change nothing; leave them out");
+    if (o->format == TM_DATA_TEXT)
+        return tm_fail(TM_EINPUT, "data.format text has no answers to prefer; leave it out, or see docs/USING.md for "
+                                  "the forms of preferences");
+    return TM_OK;
+}
+
 static tm_status encode_text(data_encoder *e, int answer, tm_ids *out) {
     const tm_buf *prompt = &e->prefer.part[DATA_PROMPT], *said = &e->prefer.part[answer];
     int32_t eos = e->opts->eos_id;

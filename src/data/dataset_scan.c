@@ -291,6 +291,7 @@ static tm_status open_groups(tm_dataset **out, const tm_data_files *files, const
     if (!opts->tokenizer)
         return tm_fail(TM_EINPUT, "%s: JSONL data need the model's tokenizer.json, which is missing", files->name);
     TM_TRY(check_rows(opts, files->name));
+    TM_TRY(data_prefer_check(opts));
     TM_TRY(create(&s.ds, opts, repeats ? UINT64_MAX : most_rows(files, opts)));
     s.ds->shuffle = opts->shuffle;
     s.end = tm_calloc(files->n_groups, sizeof *s.end);

@@ -279,6 +279,29 @@ static void test_bad_lines(void **state) {
     check_bad(TM_ROWS_LABELLED, "{\"prompt\": \"p\", \"completion\": \"\", \"label\": true}", "is empty");
 }
 
+static void check_options(const tm_dataset_opts *opts, const char *says) {
+    static const char line[] = "{\"prompt\": \"p\", \"chosen\": \"c\", \"rejected\": \"r\"}";
+    tm_dataset *ds;
+    assert_int_equal(open_bytes(&ds, line, sizeof line - 1, opts), TM_EINPUT);
+    if (!strstr(tm_error_get()->text, says)) fail_msg("%s", tm_error_get()->text);
+    tm_error_clear();
+}
+
+static void test_options(void **state) {
+    tm_dataset_opts opts = of_kind(TM_ROWS_PAIRS);
+    (void)state;
+    opts.labels.train_on_inputs = true;
+    check_options(&opts, "train_on_inputs");
+    opts.labels = (tm_chat_labels){.mask_history = true};
+    check_options(&opts, "mask_history");
+    opts.labels = (tm_chat_labels){0};
+    opts.format = TM_DATA_TEXT;
+    check_options(&opts, "format text");
+    opts.format = TM_DATA_AUTO;
+    opts.packing = true;
+    check_options(&opts, "packing");
+}
+
 /* Bad lines are left out, and what is strange but can be used is counted. */
 static void test_counts(void **state) {
     tm_dataset_opts opts = of_kind(TM_ROWS_PAIRS);
@@ -729,6 +752,7 @@ int main(void) {
         cmocka_unit_test_setup(test_labelled, clean_record),
         cmocka_unit_test_setup(test_unpaired, clean_record),
         cmocka_unit_test_setup(test_bad_lines, clean_record),
+        cmocka_unit_test_setup(test_options, clean_record),
         cmocka_unit_test_setup(test_counts, clean_record),
         cmocka_unit_test_setup(test_cuts, clean_record),
         cmocka_unit_test_setup(test_order_of_pairs, clean_record),
