@@ -159,6 +159,7 @@ typedef struct job_step {
     const double **report_at;  /* [ranks]: where each one's report is read next */
     uint64_t nonfinite;        /* parameters found not finite by the update, on the host */
     uint64_t device_nonfinite; /* on the device */
+    uint64_t data_ns;          /* that batches took to be filled, of all programs so far */
 } job_step;
 
 typedef struct job_opts {

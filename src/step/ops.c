@@ -45,7 +45,9 @@ static tm_status run_batch(const op_call *c) {
     uint32_t mb = c->args.batch.micro_batch, batch = c->args.batch.batch;
     job_batch *b = &c->step->batch[mb * c->job->n_batches + batch];
     job_columns v = job_columns_at(c->job, op_operand(c, OPERAND_BATCH), c->args.batch.capacity, c->args.batch.rows);
+    uint64_t began = tm_now_ns();
     TM_TRY(c->job->sinks.fill(c->job->sinks.fill_ctx, mb, batch, &v, b));
+    c->step->data_ns += tm_now_ns() - began;
     b->capacity = v.capacity;
     b->row_capacity = v.rows;
     list_labels(&v, b);

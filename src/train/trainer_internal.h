@@ -15,7 +15,8 @@ typedef struct step_line {
     int64_t step;
     const tm_plan *plan;
     double loss_scale; /* that the step's loss was multiplied by, in fp16 */
-    double at, took;   /* seconds: since the first step began; of the step */
+    double at, took;   /* seconds: since the first step began; of the step, */
+    double data;       /* and of it, until its batches were there */
     uint64_t sent[2];  /* bytes to other ranks: within the node, between nodes */
 } step_line;
 typedef struct trainer_watch trainer_watch;

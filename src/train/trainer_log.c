@@ -89,6 +89,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     tm_jw_field_uint(&w, "label_tokens", line->total.labels);
     step_total_write(t->job, &line->total, &w);
     tm_jw_field_double(&w, "step_seconds", line->took);
+    tm_jw_field_double(&w, "data_seconds", line->data);
     tm_jw_field_double(&w, "predicted_step_seconds", predicted_seconds);
     tm_jw_field_double(&w, "tokens_per_second", (double)line->total.tokens / line->took);
     bytes_fields(&w, run);

@@ -50,6 +50,7 @@ static tm_status one_step(trainer *t) {
     job->step.report_flags = trainer_flags(t);
     trainer_count_sent(t, between);
     trainer_replay_step(t, t->step + 1);
+    job->step.data_ns = 0;
     tm_status rc = job_run(job, plan);
     trainer_replay_step(t, 0);
     if (rc != TM_OK) return rc;
@@ -71,6 +72,7 @@ static tm_status one_step(trainer *t) {
                       .step = t->step,
                       .plan = plan,
                       .loss_scale = job->step.loss_scale,
+                      .data = (double)job->step.data_ns * 1e-9,
                       .at = (double)(began - t->life.start_ns) * 1e-9,
                       .took = (double)(tm_now_ns() - began) * 1e-9};
     step_total_add(&line.total, &job->step);

@@ -573,6 +573,8 @@ static void read_step(train_log *log, const tm_json *o) {
     static const char *const copies[] = {"h2d_bytes", "d2h_bytes", "planned_h2d_bytes", "planned_d2h_bytes"};
     for (unsigned i = 0; s->device_peak && i < TM_COUNT(copies); i++)
         (i < 2 ? s->copied : s->planned_copied)[i % 2] = bytes_of(o, copies[i]);
+    double data = member(o, "data_seconds")->number;
+    assert_true(data > 0 && data < member(o, "step_seconds")->number);
     s->wait_copy = member(member(o, "wait_seconds"), "copy")->number;
     s->seconds = member(o, "step_seconds")->number;
     const tm_json *scale = tm_json_get(o, "loss_scale"), *skipped = tm_json_get(o, "skipped");
