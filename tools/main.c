@@ -4,6 +4,7 @@
 static const tm_command commands[] = {
     {"train", tm_cmd_train, "fine-tune a model whose parameters and Adam states lie on NVMe"},
     {"plan", tm_cmd_plan, "say what a training run would need and how long a step takes, without starting it"},
+    {"data", tm_cmd_data, "show what the model will see of the data: counts, lengths, what is left out, samples"},
     {"probe", tm_cmd_probe, "logits, loss and gradients of a model for given token ids"},
     {"eval", tm_cmd_eval, "loss and perplexity of a model on a data file"},
     {"generate", tm_cmd_generate, "continue a prompt or answer a conversation"},

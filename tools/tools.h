@@ -51,6 +51,7 @@ extern const char *tm_cli_program; /* what help and messages call the program: "
 
 int tm_cmd_train(int argc, char **argv);
 int tm_cmd_plan(int argc, char **argv);
+int tm_cmd_data(int argc, char **argv);
 int tm_cmd_probe(int argc, char **argv);
 int tm_cmd_eval(int argc, char **argv);
 int tm_cmd_generate(int argc, char **argv);

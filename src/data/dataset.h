@@ -135,6 +135,11 @@ TM_MUST_USE tm_status tm_overlong_parse(const char *name, tm_overlong *out);
  * in any case, and then the last of its completion. */
 typedef enum tm_truncation { TM_TRUNCATE_RIGHT, TM_TRUNCATE_LEFT } tm_truncation;
 
+/* What the scan has to say of a record, as it meets it. */
+typedef enum tm_data_notice { TM_DATA_BAD, TM_DATA_DROPPED, TM_DATA_TRUNCATED, TM_DATA_NOTHING_LEARNED } tm_data_notice;
+/* place: "train.csv: row 17"; why: "" where the notice says all. */
+typedef void (*tm_data_notice_fn)(void *ctx, tm_data_notice what, const char *place, const char *why);
+
 typedef struct tm_dataset_opts {
     tm_data_format format;
     tm_rows rows;
@@ -160,7 +165,9 @@ typedef struct tm_dataset_opts {
     uint64_t memory_bytes;      /* of token ids kept in memory; 0: 8 MiB */
     const tm_data_spill *spill; /* NULL: more than memory_bytes is TM_EBUDGET */
     uint64_t max_line_bytes;    /* longer records are bad; 0: 16 MiB */
-    uint64_t most_bytes;        /* of the files: the first so many, to the end of a record; 0: all */
+    tm_data_notice_fn notice;   /* NULL: bad records are warned of, the first five */
+    void *notice_ctx;
+    uint64_t most_bytes; /* of the files: the first so many, to the end of a record; 0: all */
 } tm_dataset_opts;
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
@@ -190,6 +197,9 @@ typedef struct tm_dataset_counts {
     uint64_t first_bad_line; /* the record's number in its file; 0: none */
 } tm_dataset_counts;
 const tm_dataset_counts *tm_dataset_get_counts(const tm_dataset *ds);
+/* Rows in file order, all of a sample side by side, and how long one is. */
+uint64_t tm_dataset_rows(const tm_dataset *ds);
+uint32_t tm_dataset_row_tokens(const tm_dataset *ds, uint64_t row);
 /* Of all samples in file order (ids and what is learned): equal on all ranks, and at resume. */
 uint64_t tm_dataset_fingerprint(const tm_dataset *ds);
 double tm_dataset_part(const tm_dataset *ds); /* of the files' bytes that was read; 1: all */

@@ -26,6 +26,12 @@ static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t 
 
 /* ---- records ---------------------------------------------------------------------------------------------------- */
 
+static void notify(const data_scan *s, tm_data_notice what, uint64_t number, const char *why) {
+    char place[400];
+    snprintf(place, sizeof place, "%.360s%s%" PRIu64, s->name, s->at, number);
+    s->opts->notice(s->opts->notice_ctx, what, place, why);
+}
+
 /* The pending failure is about one record's content: named, counted, and fatal under `strict` only. */
 static tm_status bad_record(data_scan *s, uint64_t number) {
     tm_error failure = *tm_error_get();
@@ -37,7 +43,9 @@ static tm_status bad_record(data_scan *s, uint64_t number) {
         snprintf(s->first_reason, sizeof s->first_reason, "%.399s", failure.text);
         snprintf(s->first_place, sizeof s->first_place, "%.260s%s%" PRIu64, s->name, s->at, number);
     }
-    if (counts->bad <= NAMED_BAD_LINES)
+    if (s->opts->notice)
+        notify(s, TM_DATA_BAD, number, failure.text);
+    else if (counts->bad <= NAMED_BAD_LINES)
         tm_log(TM_LOG_WARN, "%s%s%" PRIu64 ": %s; skipped%s", s->name, s->at, number, failure.text,
                counts->bad == NAMED_BAD_LINES ? " (further ones are counted only)" : "");
     return TM_OK;
@@ -168,7 +176,7 @@ static tm_status end_text(data_scan *s) {
     return TM_OK;
 }
 
-static tm_status scan_record(data_scan *s, const tm_record *r) {
+static tm_status take_record(data_scan *s, const tm_record *r) {
     tm_status rc;
     size_t n, from;
     bool keep;
@@ -187,6 +195,16 @@ static tm_status scan_record(data_scan *s, const tm_record *r) {
     if (s->opts->seq_len && n > s->opts->seq_len)
         return store_rows(s, s->encoder.ids.id, s->encoder.learn.data, n, true, &n);
     return store_sample(s, s->encoder.ids.id + from, s->encoder.learn.data + from, (uint32_t)n);
+}
+
+static tm_status scan_record(data_scan *s, const tm_record *r) {
+    const tm_dataset_counts before = s->ds->counts, *after = &s->ds->counts;
+    TM_TRY(take_record(s, r));
+    if (!s->opts->notice) return TM_OK;
+    if (after->truncated > before.truncated) notify(s, TM_DATA_TRUNCATED, r->number, "");
+    if (after->dropped > before.dropped) notify(s, TM_DATA_DROPPED, r->number, "");
+    if (after->no_labels > before.no_labels) notify(s, TM_DATA_NOTHING_LEARNED, r->number, "");
+    return TM_OK;
 }
 
 static tm_status scan_records(data_scan *s, tm_reader *reader) {

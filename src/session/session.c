@@ -119,24 +119,25 @@ tm_status session_resolve_steps(const session *s) {
     return tm_config_resolve_run_steps(s->cfg, (int64_t)epoch, run);
 }
 
+/* The training data, or those of the evaluation, divided into their batches. */
+static tm_status open_set(session *s, const data_opts *o, bool eval) {
+    const tm_config *c = s->cfg;
+    data_file **f = eval ? &s->eval : &s->train;
+    TM_TRY(data_open(f, eval ? &c->data.eval_items : &c->data.train_items, &s->text, c->model, o));
+    return tm_dataset_set_batches(data_set(*f), eval ? c->eval_batch_size : c->micro_batch_size, c->accumulation_steps,
+                                  s->comm ? s->ranks.ranks : 1);
+}
+
 static tm_status open_data(session *s, const tm_model_config *model, bool lengths_only) {
-    tm_config *c = s->cfg;
-    data_opts o = dataset_opts(s, model, false);
-    o.lengths_only = lengths_only;
-    o.most_bytes = lengths_only ? PLAN_READS : 0;
-    TM_TRY(data_open(&s->train, &c->data.train_items, &s->text, c->model, &o));
-    TM_TRY(tm_dataset_set_batches(data_set(s->train), c->micro_batch_size, c->accumulation_steps,
-                                  s->comm ? s->ranks.ranks : 1));
-    if (!s->args->quiet) say_counts(data_name(s->train), tm_dataset_get_counts(data_set(s->train)));
-    if (c->data.eval) {
-        o = dataset_opts(s, model, true);
+    const tm_config *c = s->cfg;
+    for (int eval = 0; eval < (c->data.eval ? 2 : 1); eval++) {
+        data_opts o = dataset_opts(s, model, eval);
         o.lengths_only = lengths_only;
         o.most_bytes = lengths_only ? PLAN_READS : 0;
-        TM_TRY(data_open(&s->eval, &c->data.eval_items, &s->text, c->model, &o));
-        TM_TRY(tm_dataset_set_batches(data_set(s->eval), c->eval_batch_size, c->accumulation_steps,
-                                      s->comm ? s->ranks.ranks : 1));
+        TM_TRY(open_set(s, &o, eval));
+        data_file *f = eval ? s->eval : s->train;
         if (!s->args->quiet)
-            say_counts(c->data.split > 0 ? "held out" : data_name(s->eval), tm_dataset_get_counts(data_set(s->eval)));
+            say_counts(eval && c->data.split > 0 ? "held out" : data_name(f), tm_dataset_get_counts(data_set(f)));
     }
     return session_resolve_steps(s);
 }
@@ -211,6 +212,26 @@ static tm_status open_base(session *s, bool planning) {
                        "nowhere; make it first: tidemill convert %s DIR --init random",
                        c->model);
     return session_hash_model(c->model, &s->base_hash);
+}
+
+tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn notice, void *ctx) {
+    tm_model_config model;
+    char path[4096];
+    size_t len;
+    TM_TRY(tm_source_open_bare(&s->source, s->cfg->model));
+    const char *json = tm_source_config(s->source, &len);
+    TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(s->cfg->model, path, sizeof path)));
+    TM_TRY(check_data(s->cfg));
+    TM_TRY(text_open(&s->text, s->source, session_host_bytes(s->cfg)));
+    for (int eval = 0; eval < (s->cfg->data.eval ? 2 : 1); eval++) {
+        data_opts o = dataset_opts(s, &model, eval);
+        o.lengths_only = true;
+        o.most_bytes = most_bytes;
+        o.dataset.notice = eval && s->cfg->data.split > 0 ? NULL : notice; /* of the same files once */
+        o.dataset.notice_ctx = ctx;
+        TM_TRY(open_set(s, &o, eval));
+    }
+    return TM_OK;
 }
 
 tm_status session_prepare(session *s, bool data_optional) {

@@ -59,6 +59,9 @@ typedef struct session {
 TM_MUST_USE tm_status session_load_config(session *s, bool data_optional);
 /* Opens the data and gives back what only reading them took. */
 TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
+/* Instead, to look at the data alone: s->train, s->eval and s->text, of the files' first bytes (0: all). Tokens that do not
+ * fit memory are forgotten. `notice` may be NULL. */
+TM_MUST_USE tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn notice, void *ctx);
 TM_MUST_USE tm_status session_resolve_steps(const session *s); /* once the data are there; may be called again */
 void session_close(session *s);                                /* all but the ranks */
 TM_MUST_USE tm_status session_hash_model(const char *path, uint64_t *hash); /* base.c */

@@ -1,0 +1,110 @@
+/* `tidemill data`, and training on files of every form: what is said of them is what they hold. */
+#include "run.h"
+#include "io/file/file.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TINY TM_TEST_FIXTURES "/../../examples/tiny"
+
+/* Folder "d": three lines, one of them no JSON; a list of two; a CSV of two rows. Beside it two lines, and a column that
+ * needs a name. */
+static const char *job(const char *dir) {
+    const char *config = run_path(dir, "c.json");
+    RUN_EXPECT_STATUS(tm_make_dirs(run_path(dir, "d")));
+    run_write(run_path(dir, "d/a.jsonl"), "{\"text\": \"one\"}\n{\"text\": \n\n{\"text\": \"two\"}\n");
+    run_write(run_path(dir, "d/b.json"),
+              "{\"data\": [{\"text\": \"three\"}, {\"question\": \"four?\", \"answer\": \"4\"}]}");
+    run_write(run_path(dir, "d/c.csv"), "question,answer\n\"five,\nsix?\",5 6\nseven?,\"\"\"7\"\"\"\n");
+    run_write(run_path(dir, "d/README.md"), "no data");
+    run_write(run_path(dir, "e.txt"),
+              "eight\n\nnine nine nine nine nine nine nine nine nine nine nine nine nine nine nine nine nine\n");
+    run_write(config,
+              run_format("{\"model\": \"%s\", \"output_dir\": \"%s/out\", \"data\": {\"train\": [\"%s/d\", {\"path\": "
+                         "\"%s/e.txt\", \"weight\": 2}], \"columns\": {\"question\": \"prompt\", \"answer\": "
+                         "\"completion\"}, \"seq_len\": 16}, \"max_steps\": 2, \"memory\": {\"allow_tmpfs\": true}}\n",
+                         TINY, dir, dir, dir));
+    return config;
+}
+
+static uint64_t number(const tm_json *of, const char *key) {
+    const tm_json *v = tm_json_get(of, key);
+    if (!v || v->type != TM_JSON_NUMBER) fail_msg("\"%s\" is no number", key);
+    return (uint64_t)v->integer;
+}
+
+static void counts_are_of_the_files(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = job(dir);
+    tm_json_doc *doc;
+    run_result r = run((run_opts){0}, "data", config, "--json", NULL);
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "data --json", 0, 0));
+    const tm_json *root = tm_json_root(doc), *train = tm_json_get(root, "train");
+    assert_int_equal(number(train, "records"), 9);
+    assert_int_equal(number(train, "bad"), 1);
+    assert_int_equal(number(train, "samples"), 2 + 2 + 2 + 2 * 2);
+    assert_int_equal(number(train, "truncated"), 1);
+    assert_int_equal(number(train, "longest"), 16);
+    uint64_t rows = 0;
+    for (const tm_json *b = tm_json_get(train, "lengths")->child; b; b = b->next) rows += number(b, "rows");
+    assert_int_equal(rows, 10);
+    const tm_json *problem = tm_json_get(root, "problems")->child;
+    assert_string_equal(tm_json_get(problem, "place")->text, run_format("%s/d/a.jsonl:2", dir));
+    assert_true(tm_json_is(tm_json_get(problem, "kind"), "bad"));
+    assert_string_equal(tm_json_get(problem->next, "place")->text, run_format("%s/e.txt:3", dir));
+    assert_true(tm_json_is(tm_json_get(problem->next, "kind"), "truncated"));
+    assert_null(problem->next->next);
+    tm_json_free(doc);
+    run_free(&r);
+}
+
+static void text_shows_samples(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = job(dir);
+    run_result r = run((run_opts){0}, "data", config, "--samples", "1", "--from", "5", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.out, "10 samples of 9 records"));
+    assert_non_null(strstr(r.out, "d/a.jsonl:2: left out: column"));
+    assert_non_null(strstr(r.out, "⟦five,\n  | six?⟧5 6"));
+    assert_null(strstr(r.out, "sample 4 of 10"));
+    run_free(&r);
+    assert_false(tm_path_exists(run_path(dir, "out"))); /* nothing was begun */
+}
+
+/* What it says is what a run learns. */
+static void training_takes_them(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = job(dir);
+    run_result r =
+        run((run_opts){0}, "train", config, "--set", "data.split_dataset_ratio=2", "--set", "eval_steps=1", NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "held out: 2 samples"));
+    run_free(&r);
+}
+
+static void refused(const char *config, const char *set, const char *why) {
+    run_result r = run((run_opts){0}, "data", config, "--set", set, NULL);
+    assert_int_equal(r.status, 2);
+    if (!strstr(r.err, why)) fail_msg("'%s' is not in: %s", why, r.err);
+    run_free(&r);
+}
+
+static void a_folder_with_nothing_to_read(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = job(dir), *set = run_format("data.train=%s/p", dir);
+    RUN_EXPECT_STATUS(tm_make_dirs(run_path(dir, "p")));
+    refused(config, set, "has no data file in it");
+    run_write(run_path(dir, "p/x.parquet"), "PAR1\x15\x04");
+    refused(config, set, "x.parquet: a Parquet file, which is not read here; make JSONL of it");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(counts_are_of_the_files, run_clean),
+        cmocka_unit_test_teardown(text_shows_samples, run_clean),
+        cmocka_unit_test_teardown(training_takes_them, run_clean),
+        cmocka_unit_test_teardown(a_folder_with_nothing_to_read, run_clean),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
