@@ -166,6 +166,9 @@ static void test_csv_cells(void **state) {
         "1 !the cell of column messages is no JSON ([{'role': 'user'}]); write lists with json.dumps, not with str\n");
     check("a.csv", "prompt,label\n[1] is a list,True\n\"[{\"\"a\"\": 1}]\",0\n",
           "1 {\"prompt\": \"[1] is a list\", \"label\": true}\n2 {\"prompt\": [{\"a\": 1}], \"label\": false}\n");
+    check("a.csv", "rejected_response,kto_tag\n[1],False\n\"[{\"\"a\"\": 1}]\",1\n",
+          "1 {\"rejected_response\": \"[1]\", \"kto_tag\": false}\n"
+          "2 {\"rejected_response\": [{\"a\": 1}], \"kto_tag\": true}\n");
     static const char *const theirs[] = {"turns"}, *const ours[] = {"messages"};
     const tm_data_columns columns = {theirs, ours, 1};
     static const char file[] = "turns\n[1]\n";
