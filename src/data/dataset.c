@@ -123,7 +123,7 @@ static tm_batch_arrays row_of(const tm_batch_arrays *to, uint32_t row, uint32_t 
 }
 
 static void name_row(const tm_dataset *ds, const tm_batch_arrays *to, uint64_t row) {
-    if (to->desirable) *to->desirable = data_store_get(&ds->store, row)->desirable;
+    if (to->desirable) *to->desirable = data_store_get(&ds->store, row)->desirable != 0;
     if (to->sample) *to->sample = row / ds->rows_each;
 }
 

@@ -13,9 +13,9 @@
 typedef struct data_row {
     uint64_t place;
     uint32_t n_tokens;
-    uint32_t n_labels; /* learned tokens other than the first, which nothing predicts */
-    uint32_t prompt;   /* tokens before the completion; plain rows: 0 */
-    bool desirable;
+    uint32_t n_labels;  /* learned tokens other than the first, which nothing predicts */
+    uint32_t prompt;    /* tokens before the completion; plain rows: 0 */
+    uint32_t desirable; /* of labelled rows: 1 or 0 */
 } data_row;
 
 enum { DATA_BLOCK_ROWS = 1 << 16 }; /* the index grows by blocks, so that growing never copies */

@@ -214,7 +214,8 @@ static tm_status read_conversation(data_prefer *p, const tm_json *line, const tm
 }
 
 static tm_status read_response(data_prefer *p, const tm_json *line) {
-    const tm_json *messages = conversation_of(line), *answer = GIVEN(line, "response", "answer", "output");
+    const tm_json *messages = conversation_of(line),
+                  *answer = GIVEN(line, "response", "chosen_response", "answer", "output");
     if (messages) return read_conversation(p, line, messages);
     if (!answer || !has_columns(line))
         return tm_fail(TM_EINPUT, "an answer without what it answers: \"messages\", or \"query\" and \"response\"");
@@ -305,8 +306,10 @@ tm_status data_prefer_read(data_prefer *p, const tm_json *line, tm_rows rows) {
     if (rows == TM_ROWS_LABELLED && label_of(line)) return read_labelled(p, line);
     if (GIVEN(line, "chosen", "rejected", "rejected_response", "rejected_messages")) return read_pair(p, line);
     return rows == TM_ROWS_PAIRS
-               ? tm_fail(TM_EINPUT, "no pair: \"chosen\" and \"rejected\", or \"messages\" and \"rejected_response\"")
-               : tm_fail(TM_EINPUT, "no \"label\" (true or false), and no \"chosen\" and \"rejected\"");
+               ? tm_fail(TM_EINPUT, "no pair (\"chosen\" and \"rejected\", or \"messages\" and \"rejected_response\"); "
+                                    "keys of other names are told by \"columns\"")
+               : tm_fail(TM_EINPUT, "no \"label\" (true or false), and no \"chosen\" and \"rejected\"; keys of other "
+                                    "names are told by \"columns\"");
 }
 
 void data_prefer_free(data_prefer *p) {

@@ -150,6 +150,8 @@ static void test_older_pairs(void **state) {
     check_pair(
         "{\"instruction\": \"go\", \"input\": \"on\", \"chosen\": \"y\", \"rejected\": \"n\", \"system\": \"s\"}",
         SYSTEM("s") USER("go\non") TO_ANSWER, ANSWER("y"), ANSWER("n"));
+    check_pair("{\"instruction\": \"q\", \"chosen_response\": \"y\", \"rejected_response\": \"n\"}",
+               USER("q") TO_ANSWER, ANSWER("y"), ANSWER("n"));
     check_pair("{\"system\": \"\", \"question\": \"q\", \"chosen\": \"y\", \"rejected\": \"n\"}", USER("q") TO_ANSWER,
                ANSWER("y"), ANSWER("n"));
 }
