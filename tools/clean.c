@@ -71,10 +71,19 @@ static void read_commit(leftover *l) {
     tm_commit_close(c);
 }
 
-/* "run-..." is of a run, "base-..." a base that one has made. */
-static bool is_named(const char *path, const char *as) {
+static const char *name_of(const char *path) {
     const char *slash = strrchr(path, '/');
-    return strncmp(slash ? slash + 1 : path, as, strlen(as)) == 0;
+    return slash ? slash + 1 : path;
+}
+
+static bool is_run_name(const char *name) {
+    return strncmp(name, "run-", 4) == 0;
+}
+
+/* Of a base that a run has made, or was making: base-<16 hex digits>[.<pid>.tmp]. */
+static bool is_base_name(const char *name) {
+    bool named = strncmp(name, "base-", 5) == 0 && strspn(name + 5, "0123456789abcdef") == 16;
+    return named && (name[21] == 0 || name[21] == '.');
 }
 
 /* ---- bases: what a run has made goes on being of use as long as the run can be gone on with -------------------------- */
@@ -87,7 +96,7 @@ typedef struct asked_for {
 static tm_status look_at_run(void *ctx, const char *name, bool is_dir) {
     asked_for *a = ctx;
     leftover run = {.state = LEFT_DEAD};
-    if (!is_dir || strncmp(name, "run-", 4) != 0) return TM_OK;
+    if (!is_dir || !is_run_name(name)) return TM_OK;
     snprintf(run.path, sizeof run.path, "%s/%s", a->folder, name);
     if (tm_io_run_owner(run.path, &run.owner) != TM_OK) return tm_error_clear(), TM_OK;
     if (strcmp(run.owner.key, a->base->owner.key) == 0 && (run.owner.alive || holds_commit(&run)))
@@ -125,7 +134,7 @@ static tm_status add(survey *s, const char *path) {
     leftover *grown = tm_realloc(s->found, (s->n + 1) * sizeof *grown);
     if (!grown) return tm_nomem((s->n + 1) * sizeof *grown);
     s->found = grown;
-    grown[s->n] = (leftover){.state = LEFT_DEAD, .base = is_named(path, "base-")};
+    grown[s->n] = (leftover){.state = LEFT_DEAD, .base = is_base_name(name_of(path))};
     snprintf(grown[s->n].path, sizeof grown[s->n].path, "%s", path);
     tm_status rc = look(&grown[s->n]);
     if (rc != TM_OK && !tm_path_is_dir(path) && path != s->path) return tm_error_clear(), TM_OK; /* gone meanwhile */
@@ -140,13 +149,13 @@ static tm_status interval(void *ctx, const char *name, bool is_dir) {
     char path[4096];
     struct stat st;
     snprintf(path, sizeof path, "%s/%s", s->path, name);
-    bool named = is_named(path, "run-") || is_named(path, "base-");
+    bool named = is_run_name(name) || is_base_name(name);
     if (!is_dir || !named || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return TM_OK;
     return add(s, path);
 }
 
 static tm_status find_all(survey *s) {
-    if (is_named(s->path, "run-") || is_named(s->path, "base-")) return add(s, s->path);
+    if (is_run_name(name_of(s->path)) || is_base_name(name_of(s->path))) return add(s, s->path);
     return tm_list_dir(s->path, interval, s);
 }
 

@@ -72,36 +72,51 @@ tm_status tm_io_shared_create(tm_io_shared **out, const char *dir, const char *k
 
 /* ---- used ---- */
 
-static bool is_still_there(const char *dir, int fd) {
-    struct stat a, b;
-    return io_sys_table->fstat(fd, &a) == 0 && lstat(dir, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
 static tm_status not_ours(const char *dir) {
     return tm_fail(TM_EINPUT, "%s: is in the way, and no run has made it; move it away", dir);
 }
 
-static tm_status open_lock(const char *dir, int fd, int *lock_fd) {
-    tm_io_owner o = {0};
-    io_run_read_owner(fd, &o);
-    *lock_fd = *o.key ? io_sys_table->openat(fd, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0) : -1;
-    return *lock_fd >= 0 || !is_still_there(dir, fd) ? TM_OK : not_ours(dir);
+/* What is called so, as it was found. */
+typedef struct found {
+    const char *dir;
+    int fd, lock_fd;
+    bool there; /* after it was locked still */
+    bool taken; /* its lock */
+    tm_io_owner owner;
+} found;
+
+static tm_status look_again(found *f) {
+    struct stat a, b;
+    if (io_sys_table->fstat(f->fd, &a) != 0) return cannot(f->dir, "fstat", "read");
+    f->there = lstat(f->dir, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return TM_OK;
+}
+
+static tm_status find(found *f, const char *dir, int how, unsigned wait_ms) {
+    *f = (found){.dir = dir, .fd = io_run_open_dir(dir), .lock_fd = -1};
+    if (f->fd < 0 && errno == ENOENT) return TM_OK;
+    if (f->fd < 0) return errno == ENOTDIR || errno == ELOOP ? not_ours(dir) : io_run_refused(dir, errno);
+    f->lock_fd = io_sys_table->openat(f->fd, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
+    if (f->lock_fd < 0 && errno != ENOENT) return cannot(dir, "open", "read");
+    if (f->lock_fd >= 0) TM_TRY(take(f->lock_fd, how, wait_ms, dir, &f->taken));
+    TM_TRY(look_again(f));
+    io_run_read_owner(f->fd, &f->owner);
+    return f->there && (f->lock_fd < 0 || !*f->owner.key) ? not_ours(dir) : TM_OK;
+}
+
+static void leave(const found *f) {
+    if (f->lock_fd >= 0) close(f->lock_fd);
+    if (f->fd >= 0) close(f->fd);
 }
 
 tm_status tm_io_shared_open(tm_io_shared **out, const char *dir) {
-    int fd = io_run_open_dir(dir), lock_fd = -1;
-    bool taken = false;
+    found f;
     *out = NULL;
-    if (fd < 0) return errno == ENOENT ? TM_OK : not_ours(dir);
-    tm_status rc = open_lock(dir, fd, &lock_fd);
-    if (rc == TM_OK && lock_fd >= 0) rc = take(lock_fd, LOCK_SH, LOOKED_AT_MS, dir, &taken);
-    if (rc == TM_OK && lock_fd >= 0 && !taken) rc = tm_fail(TM_EINPUT, "%s: is being removed; try again", dir);
-    if (rc == TM_OK && taken && is_still_there(dir, fd)) {
-        rc = hold(out, lock_fd);
-        if (rc == TM_OK) lock_fd = -1;
-    }
-    if (lock_fd >= 0) close(lock_fd);
-    close(fd);
+    tm_status rc = find(&f, dir, LOCK_SH, LOOKED_AT_MS);
+    if (rc == TM_OK && f.there && !f.taken) rc = tm_fail(TM_EINPUT, "%s: is being removed; try again", dir);
+    if (rc == TM_OK && f.there) rc = hold(out, f.lock_fd);
+    if (*out) f.lock_fd = -1;
+    leave(&f);
     return rc;
 }
 
@@ -122,18 +137,28 @@ static bool is_made(const char *name) {
            (strncmp(name, "model", 5) == 0 && n > end && strcmp(name + n - end, weights) == 0);
 }
 
-static tm_status remove_made(void *ctx, const char *name, bool is_dir) {
-    const int *fd = ctx;
-    if (!is_dir && is_made(name)) (void)io_sys_table->unlinkat(*fd, name, 0);
-    return TM_OK;
+typedef struct folder {
+    const char *dir;
+    int fd;
+} folder;
+
+static tm_status unlink_in(const folder *f, const char *name) {
+    if (io_sys_table->unlinkat(f->fd, name, 0) == 0 || errno == ENOENT) return TM_OK;
+    return tm_fail_sys(io_status_of(errno), errno, "unlink", f->dir, -1, "%s/%s: cannot be removed", f->dir, name);
 }
 
-/* config.json first: without it nobody takes the rest for a model. */
+static tm_status remove_made(void *ctx, const char *name, bool is_dir) {
+    return !is_dir && is_made(name) ? unlink_in(ctx, name) : TM_OK;
+}
+
+/* config.json first: without it nobody takes the rest for a model. `owner` and `lock` last: what is half removed still says
+ * whose it is. */
 static tm_status remove_files(const char *dir, int fd) {
-    (void)io_sys_table->unlinkat(fd, "config.json", 0);
-    TM_TRY(tm_list_dir(dir, remove_made, &fd));
-    (void)io_sys_table->unlinkat(fd, "owner", 0);
-    (void)io_sys_table->unlinkat(fd, "lock", 0);
+    folder f = {dir, fd};
+    TM_TRY(unlink_in(&f, "config.json"));
+    TM_TRY(tm_list_dir(dir, remove_made, &f));
+    TM_TRY(unlink_in(&f, "owner"));
+    TM_TRY(unlink_in(&f, "lock"));
     if (io_sys_table->unlinkat(AT_FDCWD, dir, AT_REMOVEDIR) == 0 || errno == ENOENT) return TM_OK;
     if (errno != ENOTEMPTY && errno != EEXIST) return cannot(dir, "rmdir", "removed");
     tm_log(TM_LOG_WARN, "%s: stays, it holds files that no run makes", dir);
@@ -141,17 +166,11 @@ static tm_status remove_files(const char *dir, int fd) {
 }
 
 tm_status tm_io_shared_remove(const char *dir, const char *key, unsigned wait_ms, bool *gone) {
-    tm_io_owner o = {0};
-    int fd = io_run_open_dir(dir), lock_fd = -1;
-    bool taken = false;
-    *gone = fd < 0 && errno == ENOENT;
-    if (fd < 0) return *gone ? TM_OK : not_ours(dir);
-    tm_status rc = open_lock(dir, fd, &lock_fd);
-    if (rc == TM_OK && lock_fd >= 0) rc = take(lock_fd, LOCK_EX, wait_ms, dir, &taken);
-    if (taken) io_run_read_owner(fd, &o);
-    if (taken && is_still_there(dir, fd) && *o.key && (!key || strcmp(o.key, key) == 0)) rc = remove_files(dir, fd);
+    found f;
+    tm_status rc = find(&f, dir, LOCK_EX, wait_ms);
+    bool may = f.there && f.taken && (!key || strcmp(f.owner.key, key) == 0);
+    if (rc == TM_OK && may) rc = remove_files(dir, f.fd);
     *gone = rc == TM_OK && !tm_path_is_dir(dir);
-    if (lock_fd >= 0) close(lock_fd);
-    close(fd);
+    leave(&f);
     return rc;
 }

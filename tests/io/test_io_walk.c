@@ -1,4 +1,4 @@
-/* Every call that this folder makes fails in turn (tests/walk.h), in three small lives: of a run directory, of plain
+/* Every call that this folder makes fails in turn (tests/walk.h), in four small lives: of a run directory, of a folder that runs share, of plain
  * files and folders, of each engine. A life that goes on all the same must end with the right bytes. And arguments that
  * cannot be. */
 #include "tests/io/world.h"
@@ -95,6 +95,37 @@ static void test_run_directories(void **state) {
     static const char *const kinds[] = {"eio", "eacces", "enospc", "einval", "eagain"};
     (void)state;
     assert_true(walk_every(run_life, NULL, kinds, TM_COUNT(kinds), walk_points(6)) >= 100);
+}
+
+/* ---- a folder that runs share ------------------------------------------------------------------------------------ */
+
+static tm_status use_shared(const char *dir) {
+    tm_io_shared *s;
+    TM_TRY(tm_io_shared_open(&s, dir));
+    if (!s) return wrong("the folder is gone");
+    tm_io_shared_close(s);
+    return TM_OK;
+}
+
+static tm_status shared_life(void *ctx) {
+    tm_io_shared *s;
+    bool gone;
+    (void)ctx;
+    walk_clear(walk_dir());
+    const char *dir = at("c/base");
+    TM_TRY(tm_io_shared_create(&s, dir, NULL, NULL));
+    tm_status rc = tm_file_write(at("c/base/config.json"), "{}", 2);
+    if (rc == TM_OK) rc = use_shared(dir);
+    tm_io_shared_close(s);
+    TM_TRY(rc);
+    TM_TRY(tm_io_shared_remove(dir, NULL, 0, &gone));
+    return gone && access(dir, F_OK) != 0 ? TM_OK : wrong("the folder is still there");
+}
+
+static void test_shared_folders(void **state) {
+    static const char *const kinds[] = {"eio", "eacces", "enospc"};
+    (void)state;
+    assert_true(walk_every(shared_life, NULL, kinds, TM_COUNT(kinds), walk_points(6)) >= 20);
 }
 
 /* ---- files and folders ------------------------------------------------------------------------------------------- */
@@ -383,9 +414,13 @@ static int gone(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run_directories), cmocka_unit_test(test_files),
-        cmocka_unit_test(test_engines),         cmocka_unit_test(test_paths_refused),
-        cmocka_unit_test(test_files_refused),   cmocka_unit_test(test_requests_refused),
+        cmocka_unit_test(test_run_directories),
+        cmocka_unit_test(test_shared_folders),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_paths_refused),
+        cmocka_unit_test(test_files_refused),
+        cmocka_unit_test(test_requests_refused),
     };
     tm_log_set_level(TM_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, gone);
