@@ -8,7 +8,7 @@ work=$(mktemp -d "$(dirname "$tidemill")/configs.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 offload="--set zero_optimization.offload_param.nvme_path=$work --set zero_optimization.offload_optimizer.nvme_path=$work"
 sed "s|/mnt/nvme/offload|$work|" examples/ds_config.json > "$work/ds.json"
-for config in examples/demo.json examples/lora.json examples/qlora.json examples/dpo.json examples/ds_train.json examples/tiny/demo.json examples/tiny/lora.json examples/mpi/*.json; do
+for config in examples/demo.json examples/lora.json examples/qlora.json examples/dpo.json examples/pretrain.json examples/ds_train.json examples/tiny/demo.json examples/tiny/lora.json examples/mpi/*.json; do
     set --
     ! grep -q nvme_path "$config" || set -- $offload
     [ "$config" != examples/ds_train.json ] || set -- --set deepspeed="$work/ds.json"

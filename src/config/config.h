@@ -112,8 +112,9 @@ typedef struct tm_data_items {
 typedef enum tm_packing { TM_PACKING_BFD, TM_PACKING_BFD_SPLIT, TM_PACKING_WRAPPED } tm_packing;
 enum { TM_BY_EPOCH_SAVE = 1, TM_BY_EPOCH_EVAL = 2, TM_BY_EPOCH_LOG = 4 };
 typedef struct tm_config {
-    const char *model; /* HF folder or .gguf file, relative to the current directory */
-    bool init_random;  /* "init": "random" */
+    const char *model;     /* HF folder or .gguf file, relative to the current directory */
+    const char *tokenizer; /* folder of tokenizer files; NULL: the model's */
+    bool init_random;      /* "init": "random" */
     tm_dtype precision;
     uint64_t seed;
     const char *output_dir;

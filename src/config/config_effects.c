@@ -40,6 +40,11 @@ void config_warn_effects(cfg_state *s) {
     const tm_config *c = &s->cfg->pub;
     on_one_rank(s);
     on_ranks(s);
+    if (c->objective.type == TM_OBJECTIVE_PRETRAIN) {
+        static const char goes_on[] = "text that is longer than a row goes on in further ones";
+        cfg_no_effect(s, "data.overlong", goes_on);
+        cfg_no_effect(s, "data.truncation", goes_on);
+    }
     if (!c->data.packing && c->data.packing_strategy)
         cfg_no_effect(s, "data.packing_strategy", "\"data.packing\" is off");
     if (strcmp(c->memory.device, "cpu-arena") != 0)

@@ -69,6 +69,9 @@ const schema_row schema_rows[] = {
     /* ---- what to train ------------------------------------------------------------------------------------------- */
     OURS("model", T_STR, "Hugging Face folder or .gguf file", RESOLVED(TEXT, model), SHOWN(set), FREE),
     ALIAS("model_name_or_path", K_OURS, "model"),
+    OURS("tokenizer", T_STR | T_NULL, "folder of the tokenizer, where it is not the model's (a config.json by itself)",
+         FILLED(TEXT, tokenizer), SHOWN(set), FREE),
+    ALIAS("tokenizer_name_or_path", K_OURS, "tokenizer"), ALIAS("tokenizer_name", K_OURS, "tokenizer"),
     OURS("init", T_ENUM, "random: weights drawn from seed, only config.json is read", ONE_OF("pretrained|random"),
          DEFAULT("pretrained"), PLAIN(ENUM, init_random)),
     OURS("precision", T_ENUM, "of the computation; master weights and moments are fp32",

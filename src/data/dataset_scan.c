@@ -281,17 +281,16 @@ static tm_status reserve_scratch(tm_dataset *ds, uint64_t bytes) {
 static tm_status check_rows(const tm_dataset_opts *opts, const char *name) {
     if (keeps_all(opts) && opts->seq_len == 1)
         return tm_fail(TM_EINPUT, "%s: text that is cut into rows needs a seq_len of at least 2", name);
-    if (opts->concatenate && !opts->seq_len)
-        return tm_fail(TM_EINPUT, "%s: text side by side needs a seq_len: how long rows are", name);
+    if ((opts->concatenate || opts->packing) && !opts->seq_len)
+        return tm_fail(TM_EINPUT, "%s: packing needs a seq_len: how long rows may be", name);
+    if (opts->packing && opts->rows != TM_ROWS_PLAIN)
+        return tm_fail(TM_EINPUT, "%s: packing is for samples of one row: not for preferences", name);
     if (keeps_all(opts) && opts->rows != TM_ROWS_PLAIN)
         return tm_fail(TM_EINPUT, "%s: preferences are not cut into several rows; truncate or drop them", name);
     return TM_OK;
 }
 
 static tm_status open_packer(tm_dataset *ds, const tm_dataset_opts *opts) {
-    if (opts->packing && !opts->seq_len) return tm_fail(TM_EINPUT, "packing needs a seq_len: how long rows may be");
-    if (opts->packing && opts->rows != TM_ROWS_PLAIN)
-        return tm_fail(TM_EINPUT, "packing is for samples of one row: not for preferences");
     ds->packs = opts->packing;
     return data_packer_open(ds, opts->packing ? opts->seq_len : 0);
 }

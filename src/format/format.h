@@ -234,7 +234,7 @@ TM_MUST_USE tm_status tm_gguf_read_f32(const tm_gguf *g, uint32_t tensor, uint64
 
 /* ---- a model to read -------------------------------------------------------------------------------------------- *
  * PATH is an HF folder (config.json; model.safetensors, or model.safetensors.index.json and its shards) or a .gguf
- * file. In a folder of bitsandbytes' 4-bit weights (nf4, fp4) a tensor has its own shape, NF4 or FP4 is its type, its
+ * file, or where no weights are asked for a config.json by itself. In a folder of bitsandbytes' 4-bit weights (nf4, fp4) a tensor has its own shape, NF4 or FP4 is its type, its
  * values are those that the codes stand for, and what lies beside it (absmax, maps, states) is not in the table. Folders
  * that config.json's quantization_config says are quantised otherwise are refused by name. Pickled weights (.bin, .pt, .pth) are refused by name. For GGUF the names, shapes, row order,
  * config.json and tokenizer files are those that the HF folder of the model has: whoever reads sees no difference. */
@@ -253,6 +253,8 @@ typedef struct tm_source tm_source;
 TM_MUST_USE tm_status tm_source_open(tm_source **out, const char *path);
 /* Without weights: config and side files only (a folder needs no more than its config.json); no tensors. */
 TM_MUST_USE tm_status tm_source_open_bare(tm_source **out, const char *path);
+/* The tokenizer's files, its template and generation_config.json are those of folder `dir`, none of the model's own. */
+TM_MUST_USE tm_status tm_source_set_tokenizer(tm_source *src, const char *dir);
 void tm_source_close(tm_source *src); /* NULL is fine */
 const char *tm_source_path(const tm_source *src);
 bool tm_source_is_gguf(const tm_source *src);

@@ -64,6 +64,14 @@ static const char *const names[] = {
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
     "image_processor_config.json", "chat_template.json", "LICENSE", "NOTICE"};
 
+enum { TOKENIZER_FILES = 9 }; /* the first of them */
+
+bool tm_source_from_tokenizer(const tm_source *src, const char *name) {
+    bool of_it = strcmp(name, "chat_template.json") == 0;
+    for (size_t i = 0; i < TOKENIZER_FILES; i++) of_it |= strcmp(names[i], name) == 0;
+    return src->tokenizer && of_it;
+}
+
 bool tm_source_is_side_file(const char *name) {
     for (size_t i = 0; i < TM_COUNT(names); i++)
         if (strcmp(name, names[i]) == 0) return true;
@@ -77,7 +85,8 @@ tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_f
     TM_GO(tm_format_write_file(dir, "config.json", text.data, text.len));
     for (size_t i = 0; i < TM_COUNT(names); i++) {
         bool found = false;
-        if (!src->gguf) TM_GO(tm_source_folder_copy(src, names[i], dir, &found));
+        if (!src->gguf || tm_source_from_tokenizer(src, names[i]))
+            TM_GO(tm_source_folder_copy(src, names[i], dir, &found));
         if (found) continue;
         tm_buf_clear(&text);
         TM_GO(tm_source_file(src, names[i], &text, &found));

@@ -16,6 +16,7 @@ void tm_source_close(tm_source *src) {
     tm_buf_free(&src->names);
     tm_buf_free(&src->config);
     tm_free(src->path);
+    tm_free(src->tokenizer);
     tm_free(src);
 }
 
@@ -75,7 +76,7 @@ static tm_status open_kind(tm_source *src, bool weights) {
                            "%s: pickled weights can run code and are not read; convert them to safetensors", path);
     if (tm_ends_with(path, ".safetensors"))
         return tm_fail(TM_EINPUT, "%s: name the folder that holds it and config.json", path);
-    return tm_source_open_gguf(src, weights);
+    return tm_ends_with(path, ".json") ? tm_source_open_config(src, weights) : tm_source_open_gguf(src, weights);
 }
 
 static tm_status open_source(tm_source **out, const char *path, bool weights) {
@@ -103,6 +104,13 @@ tm_status tm_source_open(tm_source **out, const char *path) {
 }
 tm_status tm_source_open_bare(tm_source **out, const char *path) {
     return open_source(out, path, false);
+}
+
+tm_status tm_source_set_tokenizer(tm_source *src, const char *dir) {
+    if (!tm_path_is_dir(dir))
+        return tm_fail(TM_EINPUT, "%s: there is no such folder; a tokenizer is a folder with a tokenizer.json", dir);
+    src->tokenizer = tm_strdup(dir);
+    return src->tokenizer ? TM_OK : tm_nomem(strlen(dir));
 }
 
 const char *tm_source_path(const tm_source *src) {
@@ -255,5 +263,6 @@ void tm_source_forget(const tm_source *src, uint32_t i) {
 
 tm_status tm_source_file(const tm_source *src, const char *name, tm_buf *out, bool *found) {
     *found = false;
-    return src->gguf ? tm_source_gguf_file(src, name, out, found) : tm_source_folder_file(src, name, out, found);
+    return src->gguf && !tm_source_from_tokenizer(src, name) ? tm_source_gguf_file(src, name, out, found)
+                                                             : tm_source_folder_file(src, name, out, found);
 }

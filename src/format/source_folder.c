@@ -9,8 +9,12 @@ enum { MAX_SHARDS = 4096, MAX_CONFIG = 16 * 1024 * 1024, MAX_INDEX = 256 * 1024 
 static const char SINGLE[] = "model.safetensors";
 static const char INDEX[] = "model.safetensors.index.json";
 
+static const char *folder_of(const tm_source *src, const char *name) {
+    return tm_source_from_tokenizer(src, name) ? src->tokenizer : src->path;
+}
+
 static tm_status in_folder(const tm_source *src, const char *name, bool *there) {
-    char *path = tm_path_join(src->path, name);
+    char *path = tm_path_join(folder_of(src, name), name);
     if (!path) return tm_nomem(strlen(src->path));
     *there = tm_path_exists(path);
     tm_free(path);
@@ -18,7 +22,7 @@ static tm_status in_folder(const tm_source *src, const char *name, bool *there) 
 }
 
 static tm_status slurp(const tm_source *src, const char *name, size_t max, tm_buf *out) {
-    char *path = tm_path_join(src->path, name);
+    char *path = tm_path_join(folder_of(src, name), name);
     if (!path) return tm_nomem(strlen(src->path));
     tm_status rc = tm_file_slurp(path, max, out);
     tm_free(path);
@@ -224,6 +228,14 @@ tm_status tm_source_open_folder(tm_source *src, bool weights) {
     return index ? open_index(src) : no_weights(src);
 }
 
+tm_status tm_source_open_config(tm_source *src, bool weights) {
+    if (weights)
+        return tm_fail(TM_EINPUT,
+                       "%s: a config.json has no weights; name the folder that has them, or set \"init\" to \"random\"",
+                       src->path);
+    return tm_file_slurp(src->path, MAX_CONFIG, &src->config);
+}
+
 /* ---- side files ---- */
 
 /* chat_template is a string, or a list of {"name", "template"} of which "default" is meant. */
@@ -259,7 +271,7 @@ done:
 tm_status tm_source_folder_copy(const tm_source *src, const char *name, const char *dir, bool *found) {
     TM_TRY(in_folder(src, name, found));
     if (!*found) return TM_OK;
-    char *from = tm_path_join(src->path, name), *to = tm_path_join(dir, name);
+    char *from = tm_path_join(folder_of(src, name), name), *to = tm_path_join(dir, name);
     tm_status rc = from && to ? tm_copy_file(from, to) : tm_nomem(strlen(dir));
     tm_free(from);
     tm_free(to);

@@ -42,6 +42,7 @@ static inline uint64_t tm_permuted_row(uint64_t row, uint32_t head_rows) {
 
 struct tm_source {
     char *path;
+    char *tokenizer; /* the folder of its tokenizer's files; NULL: `path` */
     tm_buf config;
     uint32_t n;
     size_t cap;
@@ -61,6 +62,8 @@ struct tm_source {
 };
 
 tm_status tm_source_open_folder(tm_source *src, bool weights);
+tm_status tm_source_open_config(tm_source *src, bool weights);         /* a config.json alone */
+bool tm_source_from_tokenizer(const tm_source *src, const char *name); /* that file is in src->tokenizer */
 tm_status tm_source_folder_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
 tm_status tm_source_folder_copy(const tm_source *src, const char *name, const char *dir, bool *found);
 tm_status tm_source_write_other_files(const tm_source *src, const char *dir);

@@ -126,9 +126,10 @@ static uint64_t data_bytes(data_file *f) {
 static uint64_t text_bytes(const tm_config *c) {
     enum { OF_GGUF_MIB = 10 };
     tm_file *f;
-    uint64_t bytes = tm_path_is_dir(c->model) ? 0 : OF_GGUF_MIB * TM_MIB;
+    const char *folder = c->tokenizer ? c->tokenizer : c->model;
+    uint64_t bytes = tm_path_is_dir(folder) ? 0 : OF_GGUF_MIB * TM_MIB;
     char path[4096];
-    int n = snprintf(path, sizeof path, "%s/tokenizer.json", c->model);
+    int n = snprintf(path, sizeof path, "%s/tokenizer.json", folder);
     if (n > 0 && (size_t)n < sizeof path && tm_file_open(&f, path) == TM_OK) {
         bytes = 2 * tm_file_size(f);
         tm_file_close(f);

@@ -242,6 +242,7 @@ tm_status session_prepare(session *s, bool data_optional) {
     if (!data_optional && s->cfg->memory.host_kind == TM_BUDGET_BYTES)
         TM_TRY(tm_address_need(s->cfg->memory.host_bytes, "memory.host_budget"));
     TM_TRY(tm_source_open_bare(&s->source, s->cfg->model));
+    if (s->cfg->tokenizer) TM_TRY(tm_source_set_tokenizer(s->source, s->cfg->tokenizer));
     const char *json = tm_source_config(s->source, &len);
     s->model_hash = tm_hash64(json, len, 0);
     TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(s->cfg->model, path, sizeof path)));

@@ -149,7 +149,7 @@ static scene scene_open(const char *precision, const char *more) {
                                    TINY, precision, EPOCHS, write_text(s.dir), SEQ_LEN, more));
     return s;
 }
-#define SPLIT ", \"packing\": true, \"packing_strategy\": \"bfd_split\""
+#define PRETRAIN ", \"packing\": true, \"objective\": {\"type\": \"pretrain\"}"
 
 static uint64_t tokens_of(const train_log *log) {
     uint64_t sum = 0;
@@ -182,7 +182,7 @@ static void packed_is_padded(void **state) {
 
 static void one_hash(void **state) {
     (void)state;
-    scene s = scene_open("bf16", SPLIT);
+    scene s = scene_open("bf16", PRETRAIN);
     static const char *const ways[][3] = {{"memory.update=U", "memory.activations=keep", "commit_steps=0"},
                                           {"memory.update=F", "memory.activations=recompute", "commit_steps=0"},
                                           {"memory.update=F", "memory.activations=spill", "memory.slots=1"}};
@@ -203,7 +203,8 @@ static void one_hash(void **state) {
 static void each_token_once_an_epoch(void **state) {
     (void)state;
     scene s = scene_open("bf16", "");
-    static const char *const ways[] = {"packing_strategy=bfd_split", "packing_strategy=wrapped"};
+    static const char *const ways[] = {"packing_strategy=bfd_split", "packing_strategy=wrapped",
+                                       "objective.type=pretrain"};
     train_log padded = run_train(s.config, run_path(s.dir, "padded"), 0, NULL, SETS("data.seq_len=512"));
     for (size_t i = 0; i < TM_COUNT(ways); i++) {
         train_log log = run_train(s.config, run_path(s.dir, "out"), 0, NULL, SETS("packing=true", ways[i]));
@@ -228,7 +229,7 @@ static void kills(void **state) {
 #ifndef TIDEMILL_FAULTS
     TEST_SKIP("a build without fault points");
 #endif
-    scene s = scene_open("bf16", SPLIT);
+    scene s = scene_open("bf16", PRETRAIN);
     train_log whole = run_train(s.config, run_path(s.dir, "whole"), 0, NULL, SETS("memory.host_budget=unlimited"));
     expect_same(&s, &whole, "undisturbed");
     for (size_t i = 0; i < TM_COUNT(points); i++) {
@@ -246,7 +247,7 @@ static void kills(void **state) {
 
 static void ranks(void **state) {
     (void)state;
-    scene s = scene_open("bf16", SPLIT);
+    scene s = scene_open("bf16", PRETRAIN);
     static const char *const ways[] = {"strategy=ddp", "strategy=zero2", "strategy=zero3"};
     const char *output = run_path(s.dir, "out");
     for (size_t i = 0; i < TM_COUNT(ways); i++) {
@@ -264,8 +265,6 @@ static void ranks(void **state) {
     assert_int_equal(tokens_of(&one), s.tokens);
 }
 
-/* ---- refused ----------------------------------------------------------------------------------------------------- */
-
 static void refused(const scene *s, const char *says, const char *const *sets) {
     const char *arguments[24] = {"train", s->config, "--quiet", "--set", run_format("output_dir=%s/refused", s->dir)};
     for (unsigned n = 5; *sets; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
@@ -273,6 +272,42 @@ static void refused(const scene *s, const char *says, const char *const *sets) {
     if (r.status != 2 || !strstr(r.err, says)) fail_msg("exit %d, not \"%s\": %s", r.status, says, r.err);
     run_free(&r);
 }
+
+/* ---- a model of which there is no more than its config.json ------------------------------------------------------- */
+
+static void same_file(const char *a, const char *b) {
+    size_t n[2];
+    char *text[2] = {run_read(a, &n[0]), run_read(b, &n[1])};
+    assert_int_equal(n[0], n[1]);
+    assert_memory_equal(text[0], text[1], n[0]);
+    free(text[0]), free(text[1]);
+}
+
+static void from_a_bare_config(void **state) {
+    (void)state;
+    scene s = scene_open("bf16", PRETRAIN);
+    const char *bare = run_path(s.dir, "bare.json"), *output = run_path(s.dir, "out"),
+               *folder = run_path(s.dir, "folder");
+    run_copy(TINY "/config.json", bare);
+    const char *model = run_format("model=%s", bare), *tokenizer = "tokenizer=" TINY;
+    train_log log = run_train(s.config, output, 0, NULL, SETS(model, "init=random", tokenizer));
+    expect_same(&s, &log, "a config.json and a folder of the tokenizer");
+    same_file(run_path(output, "tokenizer.json"), TINY "/tokenizer.json");
+    same_file(run_path(output, "chat_template.jinja"), TINY "/chat_template.jinja");
+    log = run_train(s.config, output, 0, NULL, SETS("init=random"));
+    expect_same(&s, &log, "a whole folder");
+    /* what was trained is a model like any other */
+    run_copy_model(output, folder);
+    run_result r =
+        run((run_opts){0}, "generate", "--model", folder, "--prompt", "the sea", "--max-new-tokens", "3", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    refused(&s, "has no weights", SETS(model, tokenizer));
+    refused(&s, "tokenizer.json", SETS(model, "init=random"));
+    refused(&s, "no such folder", SETS(model, "init=random", "tokenizer=absent"));
+}
+
+/* ---- refused ----------------------------------------------------------------------------------------------------- */
 
 static void what_does_not_go_together(void **state) {
     (void)state;
@@ -283,6 +318,7 @@ static void what_does_not_go_together(void **state) {
     refused(&s, "segment_ids", SETS("packing=true", run_format("data.train=%s", rows)));
     refused(&s, "group_by_length", SETS("packing=true", "group_by_length=true"));
     refused(&s, "packing_strategy", SETS("packing=true", "packing_strategy=best"));
+    refused(&s, "not for preferences", SETS("packing=true", "objective.type=dpo", "adapter={\"type\": \"lora\"}"));
 }
 
 int main(void) {
@@ -294,6 +330,7 @@ int main(void) {
         cmocka_unit_test_teardown(each_token_once_an_epoch, run_clean),
         cmocka_unit_test_teardown(kills, run_clean),
         cmocka_unit_test_teardown(ranks, run_clean),
+        cmocka_unit_test_teardown(from_a_bare_config, run_clean),
         cmocka_unit_test_teardown(what_does_not_go_together, run_clean),
     };
     for (int i = 0; i < 2; i++) tests[i].initial_state = (void *)(uintptr_t)tests[i].name;
