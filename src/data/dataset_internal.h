@@ -87,6 +87,27 @@ typedef struct data_encoder {
 /* TM_EINPUT and TM_EUNSUPPORTED: the line is bad; the error record says why, without file and line number. */
 tm_status data_encode(data_encoder *e, const char *line, size_t len);
 void data_encoder_free(data_encoder *e);
+/* dataset_ahead.c: some records, encoded by all threads. */
+enum { DATA_AHEAD = 128 };
+typedef struct data_slot {
+    data_encoder encoder;
+    size_t at, len; /* of its text in that of all */
+    uint64_t number;
+    tm_status rc;
+    char *why; /* where it is not TM_OK */
+} data_slot;
+typedef struct data_ahead {
+    data_slot *slot; /* [DATA_AHEAD] */
+    uint32_t n;
+    tm_buf text;
+} data_ahead;
+tm_status data_ahead_open(data_ahead *a, const tm_dataset_opts *opts);
+/* The next records in place of those before; a->n 0: there are none. After a failure those that were read are there. */
+tm_status data_ahead_read(data_ahead *a, tm_reader *reader, const tm_data_columns *columns);
+void data_ahead_encode(data_ahead *a);
+tm_status data_slot_result(const data_slot *s); /* of data_encode, on this thread */
+void data_ahead_close(data_ahead *a);
+
 /* dataset_messages.c: the alpaca and sharegpt forms as a conversation in `out`. */
 tm_status data_alpaca_messages(const tm_json *line, tm_buf *out);
 tm_status data_sharegpt_messages(const tm_json *line, tm_buf *out);
@@ -180,7 +201,8 @@ typedef struct data_scan {
     tm_phase phase;
     uint64_t bytes_before; /* of the files, read before this one */
     uint64_t *end;         /* [groups] samples up to the end of each */
-    data_encoder encoder;
+    data_ahead ahead;
+    data_encoder *encoder; /* of the record that is taken */
     tm_buf bits;
     tm_ids text; /* concatenated, which is no row yet, and what of it is learned */
     tm_buf text_learn;

@@ -117,11 +117,11 @@ static tm_status store_row(data_scan *s, const int32_t *ids, data_cut cut, bool 
     data_row row = {.n_tokens = cut.prompt + cut.completion, .prompt = cut.prompt, .desirable = desirable};
     size_t id_bytes = row.n_tokens * sizeof *ids;
     row.n_labels = whole ? row.n_tokens - 1 : labels_in(cut);
-    tm_buf_clear(&s->encoder.learn);
-    TM_TRY(tm_buf_reserve(&s->encoder.learn, row.n_tokens));
-    memset(s->encoder.learn.data, 0, row.n_tokens);
-    memset(s->encoder.learn.data + cut.prompt, 1, cut.completion);
-    TM_TRY(data_pack_bits(&s->bits, s->encoder.learn.data, row.n_tokens));
+    tm_buf_clear(&s->encoder->learn);
+    TM_TRY(tm_buf_reserve(&s->encoder->learn, row.n_tokens));
+    memset(s->encoder->learn.data, 0, row.n_tokens);
+    memset(s->encoder->learn.data + cut.prompt, 1, cut.completion);
+    TM_TRY(data_pack_bits(&s->bits, s->encoder->learn.data, row.n_tokens));
     TM_TRY(data_store_append(&ds->store, ids, id_bytes, &row.place));
     TM_TRY(data_store_append(&ds->store, s->bits.data, s->bits.len, NULL));
     ds->fingerprint = tm_hash64(ids, id_bytes, ds->fingerprint);
@@ -169,7 +169,7 @@ static bool are_identical(const data_encoder *e) {
 }
 
 tm_status data_prefer_store(data_scan *s, uint64_t number) {
-    data_encoder *e = &s->encoder;
+    data_encoder *e = s->encoder;
     unsigned n = e->prefer.n_answers;
     bool pair = s->ds->kind == TM_ROWS_PAIRS;
     for (unsigned i = 0; i < n; i++) e->answer[i].desirable = !pair && e->prefer.desirable[i];

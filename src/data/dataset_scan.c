@@ -157,8 +157,8 @@ static tm_status store_rows(data_scan *s, const int32_t *ids, const char *learn,
 static tm_status add_text(data_scan *s) {
     tm_ids *to = &s->text;
     size_t stored;
-    for (size_t i = 0; i < s->encoder.ids.n; i++) TM_TRY(tm_ids_push(to, s->encoder.ids.id[i]));
-    TM_TRY(tm_buf_append(&s->text_learn, s->encoder.learn.data, s->encoder.learn.len));
+    for (size_t i = 0; i < s->encoder->ids.n; i++) TM_TRY(tm_ids_push(to, s->encoder->ids.id[i]));
+    TM_TRY(tm_buf_append(&s->text_learn, s->encoder->learn.data, s->encoder->learn.len));
     TM_TRY(store_rows(s, to->id, s->text_learn.data, to->n, false, &stored));
     to->n -= stored;
     s->text_learn.len = to->n;
@@ -176,28 +176,29 @@ static tm_status end_text(data_scan *s) {
     return TM_OK;
 }
 
-static tm_status take_record(data_scan *s, const tm_record *r) {
+static tm_status take_record(data_scan *s, data_slot *r) {
     tm_status rc;
     size_t n, from;
     bool keep;
     s->ds->counts.lines++;
-    rc = r->wrong ? tm_fail(TM_EINPUT, "%s", r->wrong) : data_encode(&s->encoder, r->text, r->len);
+    s->encoder = &r->encoder;
+    rc = data_slot_result(r);
     if (rc == TM_EINPUT || rc == TM_EUNSUPPORTED) return bad_record(s, r->number);
     TM_TRY(rc);
     if (s->ds->kind != TM_ROWS_PLAIN) return data_prefer_store(s, r->number);
-    n = s->encoder.ids.n;
+    n = s->encoder->ids.n;
     TM_TRY(data_fit(s, r->number, n, &keep));
     if (!keep) return TM_OK;
     if (!keeps_all(s->opts)) n = cut(s, n);
-    from = keeps_all(s->opts) ? 0 : cut_in_front(s, s->encoder.ids.n, n);
-    TM_TRY(data_check_ids(s, r->number, s->encoder.ids.id + from, n));
+    from = keeps_all(s->opts) ? 0 : cut_in_front(s, s->encoder->ids.n, n);
+    TM_TRY(data_check_ids(s, r->number, s->encoder->ids.id + from, n));
     if (s->opts->concatenate) return add_text(s);
     if (s->opts->seq_len && n > s->opts->seq_len)
-        return store_rows(s, s->encoder.ids.id, s->encoder.learn.data, n, true, &n);
-    return store_sample(s, s->encoder.ids.id + from, s->encoder.learn.data + from, (uint32_t)n);
+        return store_rows(s, s->encoder->ids.id, s->encoder->learn.data, n, true, &n);
+    return store_sample(s, s->encoder->ids.id + from, s->encoder->learn.data + from, (uint32_t)n);
 }
 
-static tm_status scan_record(data_scan *s, const tm_record *r) {
+static tm_status scan_record(data_scan *s, data_slot *r) {
     const tm_dataset_counts before = s->ds->counts, *after = &s->ds->counts;
     TM_TRY(take_record(s, r));
     if (!s->opts->notice) return TM_OK;
@@ -207,18 +208,26 @@ static tm_status scan_record(data_scan *s, const tm_record *r) {
     return TM_OK;
 }
 
-static tm_status scan_records(data_scan *s, tm_reader *reader) {
-    tm_record record;
+static tm_status scan_ahead(data_scan *s) {
+    data_ahead_encode(&s->ahead);
+    for (uint32_t i = 0; i < s->ahead.n; i++) TM_TRY(scan_record(s, &s->ahead.slot[i]));
+    return tm_stop_check();
+}
+
+/* Where the file cannot be read on, what was read of it comes first: it may be wrong, too. */
+static tm_status scan_records(data_scan *s, tm_reader *reader, const tm_data_columns *columns) {
+    tm_status rc;
     s->at = tm_reader_at(reader);
-    for (;;) {
+    do {
         tm_phase_at(&s->phase, s->bytes_before + tm_reader_bytes(reader));
-        TM_TRY(tm_stop_check());
-        TM_TRY(tm_reader_next(reader, &record));
-        if (!record.text) break;
-        TM_TRY(scan_record(s, &record));
-    }
+        rc = data_ahead_read(&s->ahead, reader, columns);
+        tm_error failure = *tm_error_get();
+        tm_error_clear();
+        TM_TRY(scan_ahead(s));
+        if (rc != TM_OK) tm_error_set(&failure);
+    } while (rc == TM_OK && s->ahead.n > 0);
     s->bytes_before += tm_reader_bytes(reader);
-    return TM_OK;
+    return rc;
 }
 
 static tm_status scan_file(data_scan *s, const tm_data_files *files, uint32_t i) {
@@ -229,12 +238,11 @@ static tm_status scan_file(data_scan *s, const tm_data_files *files, uint32_t i)
     tm_reader_opts how = files->how[i];
     how.max_record_bytes = s->opts->max_line_bytes;
     how.most_bytes = s->opts->most_bytes ? s->opts->most_bytes - s->bytes_before : 0;
-    s->encoder.columns = how.columns;
     s->name = source.name;
     TM_GO(tm_reader_open(&reader, &source, &how));
     if (tm_reader_packed(reader) && !files->packed)
         TM_GO(tm_fail(TM_EINPUT, "%s: it became another file while it was read", source.name));
-    TM_GO(scan_records(s, reader));
+    TM_GO(scan_records(s, reader, how.columns));
 done:
     tm_reader_close(reader);
     files->close(files->ctx, i);
@@ -302,7 +310,7 @@ static uint64_t most_rows(const tm_data_files *files, const tm_dataset_opts *opt
 }
 
 static tm_status open_groups(tm_dataset **out, const tm_data_files *files, const tm_dataset_opts *opts, bool repeats) {
-    data_scan s = {.opts = opts, .name = files->name, .at = ":", .encoder = {.opts = opts}};
+    data_scan s = {.opts = opts, .name = files->name, .at = ":"};
     tm_status rc;
     *out = NULL;
     if (!opts->tokenizer)
@@ -313,6 +321,7 @@ static tm_status open_groups(tm_dataset **out, const tm_data_files *files, const
     s.ds->shuffle = opts->shuffle;
     s.end = tm_calloc(files->n_groups, sizeof *s.end);
     if (!s.end) TM_GO(tm_nomem(files->n_groups * sizeof *s.end));
+    TM_GO(data_ahead_open(&s.ahead, opts));
     TM_GO(scan_files(&s, files));
     if (!s.ds->counts.samples) TM_GO(nothing_usable(&s));
     TM_GO(data_select(s.ds, files, opts, s.end));
@@ -322,7 +331,7 @@ static tm_status open_groups(tm_dataset **out, const tm_data_files *files, const
     data_order_init(s.ds);
     if (opts->packing || opts->group_by_length) TM_GO(open_packer(s.ds, opts));
 done:
-    data_encoder_free(&s.encoder);
+    data_ahead_close(&s.ahead);
     tm_buf_free(&s.bits);
     tm_free(s.end);
     tm_ids_free(&s.text);

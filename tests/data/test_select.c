@@ -1,6 +1,7 @@
 /* Several files as one dataset: how often an epoch has their samples, what is held out, keys under other names. */
 #include "data/dataset.h"
 
+#include <omp.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,6 +194,34 @@ static void test_more_than_there_are(void **state) {
     tm_dataset_close(ds);
 }
 
+/* Many records, some of them wrong: the same by any number of threads. */
+static void test_threads(void **state) {
+    (void)state;
+    tm_buf text = {0};
+    uint64_t fingerprint[2];
+    for (int i = 0; i < 3000; i++)
+        assert_int_equal(tm_buf_printf(&text, i % 97 ? "{\"text\": \"%0*d%c\"}\n" : "{\"text\" %0*d%c\n", i % 50, 0,
+                                       'a' + i % LETTERS),
+                         TM_OK);
+    for (int t = 0; t < 2; t++) {
+        world w = {.name = {"1.jsonl"}, .text = {text.data}, .n = 1};
+        tm_dataset *ds = NULL;
+        omp_set_num_threads(t ? 5 : 1);
+        assert_int_equal(open_all(&ds, &w, NULL, 0, &(tm_dataset_opts){0}), TM_OK);
+        const tm_dataset_counts *c = tm_dataset_get_counts(ds);
+        assert_int_equal(c->bad, 31);
+        assert_int_equal(c->samples, 2969);
+        assert_int_equal(c->first_bad_line, 1);
+        fingerprint[t] = tm_dataset_fingerprint(ds);
+        tm_dataset_close(ds);
+        assert_int_equal(open_all(&ds, &w, NULL, 0, &(tm_dataset_opts){.strict = true}), TM_EINPUT);
+        assert_non_null(strstr(tm_error_get()->text, "1.jsonl:1: column"));
+        tm_error_clear();
+    }
+    assert_int_equal(fingerprint[0], fingerprint[1]);
+    tm_buf_free(&text);
+}
+
 /* ---- held out ------------------------------------------------------------------------------------------------------- */
 
 static void check_split(double held_out, tm_data_group one, unsigned want, unsigned train_samples) {
@@ -285,6 +314,7 @@ int main(void) {
         cmocka_unit_test(test_more_than_there_are),
         cmocka_unit_test(test_held_out),
         cmocka_unit_test(test_held_out_of_repeated),
+        cmocka_unit_test(test_threads),
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_unknown_columns),
     };
