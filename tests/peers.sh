@@ -2,7 +2,8 @@
 # Compares with transformers and PyTorch: an output folder of `train` loads there and has the loss that `eval` gives,
 # fp32 and bf16; a converted model has their token ids; published chat templates (those that TRL's wheel holds) print the
 # same and mark the same text; small tokenizers of the shapes of published ones have the same ids; PEFT's adapters are merged as PEFT
-# merges them and have its logits here, and it has our loss with what a run leaves. Not part of ctest: it downloads about 3 GB.
+# merges them and have its logits here, and it has our loss with what a run leaves; TRL's trainers make the same rows of preferences
+# and take the same steps. Not part of ctest: it downloads about 3 GB.
 #
 #   tests/peers.sh [BINARY]          default: build/bin/tidemill
 #   TIDEMILL_PEERS=DIR               keeps the Python environment in DIR for the next time
@@ -25,15 +26,18 @@ if [ ! -e "$venv/ready" ]; then
     touch "$venv/ready"
 fi
 python=$venv/bin/python
-[ -e "$venv/trl" ] || { "$venv/bin/pip" download -q --no-deps trl==1.16.0 -d "$work" && "$python" -m zipfile -e "$work"/trl-*.whl "$venv/trl"; }
 "$python" -c "import peft" 2>/dev/null || "$venv/bin/pip" install -q peft==0.21.2
+"$python" -c "import trl" 2>/dev/null || "$venv/bin/pip" install -q trl==1.16.0 datasets==5.2.0 accelerate==1.15.0
+templates=$("$python" -c 'import pathlib, trl; print(pathlib.Path(trl.__file__).parent / "chat_templates")')
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TQDM_DISABLE=1
 cd "$work"
 
-"$python" "$root/tests/peers/chat.py" "$tidemill" "$venv/trl/trl/chat_templates"
+"$python" "$root/tests/peers/chat.py" "$tidemill" "$templates"
 "$python" "$root/tests/peers/tokens.py" "$tidemill"
 mkdir adapters
 (cd adapters && "$python" "$root/tests/peers/adapters.py" "$tidemill" && "$python" "$root/tests/peers/adapters_train.py" "$tidemill")
+mkdir preferences
+(cd preferences && "$python" "$root/tests/peers/preference.py" "$tidemill" "$root/tests/fixtures")
 
 "$python" - "$fixture" <<'EOF'
 import sys
