@@ -3,8 +3,8 @@
  * was killed finds it again; it appears when it is complete.
  *
  * Quantising at every visit instead would save this folder's disk, and no time: a visit would read 2 bytes an element in
- * place of 0.52 and do more with them, and with double quantisation every start would have to pass over all of the model
- * before the first step, since scales are taken less the mean of all scales of a matrix. */
+ * place of 0.52 and quantise them, which takes longer than decoding, and with double quantisation every start would have
+ * to pass over all of the model before the first step, since scales are taken less the mean of all scales of a matrix. */
 #include "session/session.h"
 
 #include "comm/comm.h"
