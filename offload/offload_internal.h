@@ -133,6 +133,7 @@ typedef struct residency {
     uint64_t window;     /* bytes of look-ahead, where the frames in use ... */
     uint64_t room;       /* ... stay within so many bytes of slab */
     uint64_t minimum;    /* least slab that a plan needs; known after a refusal too */
+    uint64_t visit;      /* the most that one operation has to have read, with nothing kept */
 } residency;
 
 /* place.c: builds live ranges for the chosen residency, gives look-ahead where there is room, assigns addresses. */

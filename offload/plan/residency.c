@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum { STEERING_TRIES = 6, WINDOW_TRIES = 5, STREAM_TO_WINDOW = 64 };
-enum { BUSY_WINDOW_MIB = 24, MODEST_WINDOW_MIB = 64, MOST_WINDOW_MIB = 512 };
+enum { BUSY_WINDOW_MIB = 24, MODEST_WINDOW_MIB = 64, MOST_WINDOW_MIB = 512, VISIT_SHARE = 6 };
 
 typedef struct chooser {
     const tm_program *p;
@@ -37,14 +37,19 @@ static uint64_t base_of(const chooser *ch) {
     return ch->opts->choose_residency ? residency_base(ch->p, ch->r->resident, NULL) : ch->l->resident_end;
 }
 
-/* Bytes of slab that the choice in resident[] and temp_paged[] takes once it is packed. */
-static tm_status peak_of(const chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
+/* The choice in resident[] and temp_paged[], packed. */
+static tm_status pack(const chooser *ch, uint64_t window, uint64_t room, placement *pl) {
     residency r = *ch->r;
-    placement pl;
     r.base = base_of(ch);
     r.window = window;
     r.room = room;
-    TM_TRY(place_build(&pl, ch->p, ch->opts, &r));
+    return place_build(pl, ch->p, ch->opts, &r);
+}
+
+/* Bytes of slab that it takes. */
+static tm_status peak_of(const chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
+    placement pl;
+    TM_TRY(pack(ch, window, room, &pl));
     *peak = pl.peak;
     place_free(&pl);
     return TM_OK;
@@ -120,10 +125,11 @@ static tm_status widest_window(chooser *ch, uint64_t *window, uint64_t room) {
 }
 
 /* A tile's state is read and the one before written at once, some 24 MiB: with less in flight the disk idles, which
- * costs far more than the transfers that this memory would save if something were kept in it. */
+ * costs far more than the transfers that this memory would save if something were kept in it. So it does where the
+ * largest matrix has no room ahead of its product: reading and computing then take turns. */
 static uint64_t modest_window(const chooser *ch) {
-    uint64_t slab = ch->opts->slab_bytes;
-    uint64_t busy = tm_min_u64(BUSY_WINDOW_MIB * TM_MIB, slab / 3);
+    uint64_t slab = ch->opts->slab_bytes, visit = ch->r->visit <= slab / VISIT_SHARE ? ch->r->visit : 0;
+    uint64_t busy = tm_max_u64(tm_min_u64(BUSY_WINDOW_MIB * TM_MIB, slab / 3), visit);
     return tm_min_u64(tm_max_u64(tm_min_u64(MODEST_WINDOW_MIB * TM_MIB, slab / 12), busy), widest(ch));
 }
 
@@ -140,15 +146,34 @@ static tm_status keep_and_look_ahead(chooser *ch, density *d) {
     return widest_window(ch, &r->window, r->room);
 }
 
+static tm_status most_read_at_once(const placement *pl, uint32_t n_op, uint64_t *most) {
+    uint64_t *bytes = tm_calloc(n_op + 1, sizeof *bytes);
+    if (!bytes) return tm_nomem(n_op * sizeof *bytes);
+    *most = 0;
+    for (uint32_t i = 0; i < pl->n; i++) {
+        const live_range *r = &pl->item[i];
+        if (r->interval == TM_NONE || !r->fill || r->tier != TM_TIER_HOST) continue;
+        bytes[r->first_use] += r->bytes;
+        *most = tm_max_u64(*most, bytes[r->first_use]);
+    }
+    tm_free(bytes);
+    return TM_OK;
+}
+
 /* What is needed does not depend on what there is. */
 static tm_status find_minimum(chooser *ch) {
     const tm_plan_opts *opts = ch->opts;
     tm_plan_opts least = *opts;
+    placement pl;
     least.slab_bytes = 0;
     TM_TRY(start_point(ch));
     ch->opts = &least;
-    tm_status rc = peak_of(ch, 0, 0, &ch->r->minimum);
+    tm_status rc = pack(ch, 0, 0, &pl);
     ch->opts = opts;
+    if (rc != TM_OK) return rc;
+    ch->r->minimum = pl.peak;
+    rc = most_read_at_once(&pl, ch->p->n_op, &ch->r->visit);
+    place_free(&pl);
     return rc;
 }
 
