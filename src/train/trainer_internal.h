@@ -122,9 +122,17 @@ typedef struct trainer_eval {
     step_total total; /* of its steps so far */
 } trainer_eval;
 
-/* Of the reference model, by row (trainer_reference.c). */
+/* Of the reference model, by row: tables of training rows and of an evaluation's, of own and of mismatched ones, as far as
+ * the run has them (trainer_reference.c). */
+typedef struct reference_table {
+    bool eval;
+    uint32_t batch; /* TM_BATCH_* */
+    uint64_t n;
+    float *value; /* [n] */
+} reference_table;
 typedef struct trainer_reference {
-    float *value[2][TM_BATCHES]; /* of training, of evaluation; NULL: not of this run */
+    reference_table table[2 * TM_BATCHES];
+    uint32_t n_tables;
 } trainer_reference;
 
 typedef struct trainer {

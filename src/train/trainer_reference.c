@@ -16,9 +16,10 @@
 
 void trainer_fill_reference(const trainer *t, uint64_t step, uint32_t micro_batch, uint32_t batch, uint32_t rows,
                             float *to) {
-    bool eval = t->eval.under_way;
+    const reference_table *of = t->reference.table;
+    while (of->eval != t->eval.under_way || of->batch != batch) of++; /* there is one */
     for (uint32_t row = 0; row < rows; row++)
-        to[row] = t->reference.value[eval][batch][session_reference_place(&t->s, eval, step, batch, micro_batch, row)];
+        to[row] = of->value[session_reference_place(&t->s, of->eval, step, batch, micro_batch, row)];
 }
 
 /* ---- the pass --------------------------------------------------------------------------------------------------- */
@@ -26,16 +27,14 @@ void trainer_fill_reference(const trainer *t, uint64_t step, uint32_t micro_batc
 typedef struct reference_pass {
     trainer *t;
     tm_job *job;
-    bool eval;
-    uint32_t batch;
+    const reference_table *of;
     uint64_t step;
-    float *value;
 } reference_pass;
 
 static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     reference_pass *p = ctx;
     session *s = &p->t->s;
-    tm_dataset *ds = data_set(p->eval ? s->eval : s->train);
+    tm_dataset *ds = data_set(p->of->eval ? s->eval : s->train);
     (void)batch;
     if (s->comm && mb == 0) {
         tm_step_info info;
@@ -44,14 +43,14 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns 
         p->job->step.tokens = info.tokens;
         p->job->step.samples = info.samples;
     }
-    return session_fill(ds, p->step, mb, s->ranks.rank, p->batch, to, out);
+    return session_fill(ds, p->step, mb, s->ranks.rank, p->of->batch, to, out);
 }
 
 static tm_status take(void *ctx, uint32_t mb, const tm_micro_batch *b, const float *nll) {
     const reference_pass *p = ctx;
     const objective_lane lane = {.batch = b, .nll = (float *)(uintptr_t)nll}; /* only read */
     for (uint32_t row = 0; row < b->rows; row++)
-        p->value[session_reference_place(&p->t->s, p->eval, p->step, p->batch, mb, row)] =
+        p->of->value[session_reference_place(&p->t->s, p->of->eval, p->step, p->of->batch, mb, row)] =
             (float)tm_objective_logp(&lane, row);
     return TM_OK;
 }
@@ -70,19 +69,13 @@ static tm_status share(trainer *t, float *value, uint64_t n) {
 }
 
 static tm_status run_passes(reference_pass *p, const tm_plan *plan, job_phase *phase) {
-    trainer *t = p->t;
-    for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (p->batch = 0; p->batch < session_batches(&t->s); p->batch++) {
-            p->eval = eval;
-            p->value = t->reference.value[eval][p->batch];
-            uint64_t steps = session_reference_steps(&t->s, eval, p->batch);
-            for (p->step = 0; p->step < steps; p->step++) {
-                phase->span = session_samples_a_step(&t->s, eval);
-                TM_TRY(job_run(p->job, plan));
-                phase->base += phase->span;
-            }
-            TM_TRY(share(t, p->value, session_reference_rows(&t->s, eval, p->batch)));
-        }
+    const trainer_reference *all = &p->t->reference;
+    for (p->of = all->table; p->of < all->table + all->n_tables; p->of++) {
+        uint64_t steps = session_reference_steps(&p->t->s, p->of->eval, p->of->batch);
+        phase->span = session_samples_a_step(&p->t->s, p->of->eval);
+        for (p->step = 0; p->step < steps; p->step++, phase->base += phase->span) TM_TRY(job_run(p->job, plan));
+        TM_TRY(share(p->t, p->of->value, p->of->n));
+    }
     return TM_OK;
 }
 
@@ -130,9 +123,8 @@ static tm_status make(trainer *t) {
     reference_pass p = {.t = t};
     job_opts o = reference_options(t);
     uint64_t total = 0;
-    for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
-            total += session_reference_steps(&t->s, eval, batch) * session_samples_a_step(&t->s, eval);
+    for (const reference_table *of = t->reference.table; of < t->reference.table + t->reference.n_tables; of++)
+        total += session_reference_steps(&t->s, of->eval, of->batch) * session_samples_a_step(&t->s, of->eval);
     TM_TRY(job_open(&p.job, &o));
     planner_choice c = {0};
     job_phase phase;
@@ -175,23 +167,20 @@ static uint64_t key_of(const trainer *t) {
 }
 
 static uint64_t hash_values(const trainer *t, uint64_t key) {
-    for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
-            key = tm_hash64(t->reference.value[eval][batch], session_reference_rows(&t->s, eval, batch) * sizeof(float),
-                            key);
+    for (uint32_t i = 0; i < t->reference.n_tables; i++)
+        key = tm_hash64(t->reference.table[i].value, t->reference.table[i].n * sizeof(float), key);
     return key;
 }
 
 /* In the order of the file; `f` or `out`. */
 static tm_status pass_values(const trainer *t, tm_file *f, tm_out *out) {
     uint64_t at = sizeof magic;
-    for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++) {
-            uint64_t bytes = session_reference_rows(&t->s, eval, batch) * sizeof(float);
-            if (f) TM_TRY(tm_file_read_at(f, at, t->reference.value[eval][batch], bytes));
-            if (out) TM_TRY(tm_out_append(out, t->reference.value[eval][batch], bytes));
-            at += bytes;
-        }
+    for (uint32_t i = 0; i < t->reference.n_tables; i++) {
+        const reference_table *of = &t->reference.table[i];
+        if (f) TM_TRY(tm_file_read_at(f, at, of->value, of->n * sizeof(float)));
+        if (out) TM_TRY(tm_out_append(out, of->value, of->n * sizeof(float)));
+        at += of->n * sizeof(float);
+    }
     return TM_OK;
 }
 
@@ -200,10 +189,8 @@ static bool read_file(trainer *t, const char *path, uint64_t key) {
     char head[sizeof magic];
     uint64_t hash = 0, bytes = sizeof magic + sizeof hash;
     tm_file *f;
-    for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
-            bytes += session_reference_rows(&t->s, eval, batch) * sizeof(float);
     if (!tm_path_exists(path)) return false;
+    for (uint32_t i = 0; i < t->reference.n_tables; i++) bytes += t->reference.table[i].n * sizeof(float);
     tm_status rc = tm_file_open(&f, path);
     if (rc == TM_OK) {
         if (tm_file_size(f) != bytes) rc = TM_ECORRUPT;
@@ -235,10 +222,9 @@ static tm_status take_file(trainer *t, const char *path, uint64_t key, bool *the
     uint64_t found = session_is_rank0(&t->s) && read_file(t, path, key);
     if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, &found, sizeof found));
     *there = found;
-    for (int eval = 0; t->s.comm && found && eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
-            TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, t->reference.value[eval][batch],
-                                     session_reference_rows(&t->s, eval, batch) * sizeof(float)));
+    for (uint32_t i = 0; t->s.comm && found && i < t->reference.n_tables; i++)
+        TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, t->reference.table[i].value,
+                                 t->reference.table[i].n * sizeof(float)));
     return TM_OK;
 }
 
@@ -252,18 +238,23 @@ static tm_status refuse(trainer *t) {
     return TM_EBUDGET;
 }
 
-tm_status trainer_make_reference(trainer *t) {
-    char path[4096], name[40];
-    uint64_t key;
-    bool there = false;
-    if (!session_reference_column(t->s.cfg)) return TM_OK;
+static tm_status open_tables(trainer *t) {
     for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
         for (uint32_t batch = 0; batch < session_batches(&t->s); batch++) {
-            uint64_t n = session_reference_rows(&t->s, eval, batch);
-            t->reference.value[eval][batch] = tm_calloc(n + 1, sizeof(float));
-            if (!t->reference.value[eval][batch]) return session_agree(&t->s, tm_nomem(n * sizeof(float)));
+            reference_table *of = &t->reference.table[t->reference.n_tables++];
+            *of = (reference_table){.eval = eval, .batch = batch, .n = session_reference_rows(&t->s, eval, batch)};
+            of->value = tm_calloc(of->n + 1, sizeof(float));
+            if (!of->value) return tm_nomem(of->n * sizeof(float));
         }
-    key = key_of(t);
+    return TM_OK;
+}
+
+tm_status trainer_make_reference(trainer *t) {
+    char path[4096], name[40];
+    bool there = false;
+    if (!session_reference_column(t->s.cfg)) return TM_OK;
+    TM_TRY(session_agree(&t->s, open_tables(t)));
+    uint64_t key = key_of(t);
     snprintf(name, sizeof name, "reference-%016" PRIx64, key);
     session_cache_path(t->s.cfg, name, path, sizeof path);
     TM_TRY(session_agree(&t->s, take_file(t, path, key, &there)));
@@ -272,9 +263,8 @@ tm_status trainer_make_reference(trainer *t) {
             tm_log(TM_LOG_INFO, "the reference's log-probabilities are those of %s", path);
         return TM_OK;
     }
-    for (int eval = 0; eval <= (t->s.eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < session_batches(&t->s); batch++)
-            memset(t->reference.value[eval][batch], 0, session_reference_rows(&t->s, eval, batch) * sizeof(float));
+    for (uint32_t i = 0; i < t->reference.n_tables; i++) /* of a damaged file */
+        memset(t->reference.table[i].value, 0, t->reference.table[i].n * sizeof(float));
     tm_status rc = session_agree(&t->s, make(t));
     if (rc == TM_EBUDGET) return refuse(t);
     TM_TRY(rc);
@@ -282,7 +272,6 @@ tm_status trainer_make_reference(trainer *t) {
 }
 
 void trainer_free_reference(trainer *t) {
-    for (int eval = 0; eval < 2; eval++)
-        for (uint32_t batch = 0; batch < TM_BATCHES; batch++) tm_free(t->reference.value[eval][batch]);
-    t->reference = (trainer_reference){0};
+    for (uint32_t i = 0; i < t->reference.n_tables; i++) tm_free(t->reference.table[i].value);
+    t->reference = (trainer_reference){.n_tables = 0};
 }

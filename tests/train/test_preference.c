@@ -3,6 +3,7 @@
 #include "adapted.h"
 #include "tests/support/skip.h"
 
+#include <glob.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -351,13 +352,25 @@ static void test_kept(void **state) {
     RUN_OK(&r);
     assert_non_null(strstr(r.err, "tidemill-cache/reference-"));
     run_free(&r);
-    /* what is damaged is made again; another reference has values of its own */
-    run_result found =
-        run((run_opts){.program = NULL}, "train", s.config, "--set", run_format("output_dir=%s/third", s.dir), "--set",
+    train_log other = train_log_read(run_path(s.dir, "other"));
+    same("kept values", first.hash, &other);
+    /* what is damaged is made again */
+    glob_t found;
+    assert_int_equal(glob(run_path(s.dir, "tidemill-cache/reference-*"), 0, NULL, &found), 0);
+    run_damage(found.gl_pathv[0], 12);
+    globfree(&found);
+    r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s/third", s.dir), NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "is damaged; it is made again"));
+    run_free(&r);
+    other = train_log_read(run_path(s.dir, "third"));
+    same("values that were made again", first.hash, &other);
+    /* another reference has values of its own */
+    r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s/fourth", s.dir), "--set",
             run_format("objective.reference=%s", fixture("pref_reference", "")), NULL);
-    RUN_OK(&found);
-    assert_null(strstr(found.err, "tidemill-cache/reference-"));
-    run_free(&found);
+    RUN_OK(&r);
+    assert_null(strstr(r.err, "tidemill-cache/reference-"));
+    run_free(&r);
     assert_int_equal(run_entries(run_path(s.dir, "tidemill-cache")), 2);
     tm_json_free(s.doc);
 }
