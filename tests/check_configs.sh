@@ -11,6 +11,7 @@ sed "s|/mnt/nvme/offload|$work|" examples/ds_config.json > "$work/ds.json"
 for config in examples/demo.json examples/lora.json examples/qlora.json examples/dpo.json examples/pretrain.json examples/ds_train.json examples/tiny/demo.json examples/tiny/lora.json examples/mpi/*.json; do
     set --
     ! grep -q nvme_path "$config" || set -- $offload
+    [ "$config" != examples/pretrain.json ] || set -- --set data.train=examples/skill/train.jsonl # the user's text
     [ "$config" != examples/ds_train.json ] || set -- --set deepspeed="$work/ds.json"
     "$tidemill" plan "$config" --set model=examples/tiny "$@" > "$work/out" 2> "$work/err" || {
         echo "plan $config: exit status $?"
