@@ -19,9 +19,9 @@ int tm_cmd_probe(int argc, char **argv) {
     tm_probe_args a = {0};
     const tm_opt opts[] = {
         TM_REQUIRED("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
-        TM_REQUIRED(
-            "input", TM_OPT_STRING, &a.input, "FILE",
-            "safetensors with input_ids [B,S], and if wanted labels (-100: ignored, not shifted) and attention_mask"),
+        TM_REQUIRED("input", TM_OPT_STRING, &a.input, "FILE",
+                    "safetensors with input_ids [B,S], and if wanted labels (-100: ignored, not shifted), "
+                    "attention_mask, segment_ids"),
         TM_REQUIRED("output", TM_OPT_STRING, &a.output, "FILE",
                     "safetensors to write: logits, loss, grad.*, grad_norm"),
         TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16", "arithmetic (default fp32)"),

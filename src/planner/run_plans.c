@@ -92,6 +92,13 @@ void run_plans_free(run_plans *p) {
 /* Evenly over the run; a sample costs a microsecond a row. */
 enum { SAMPLED_STEPS = 4096 };
 
+/* What attention goes over: of packed rows as many as there are samples, taken to be of one length. */
+static job_shape attended_rows(const tm_batch_shape *b) {
+    job_shape rows = {.rows = b->rows, .seq = b->seq, .tokens = b->tokens};
+    if (b->samples > b->rows) rows.rows = b->samples, rows.seq = (uint32_t)(b->mask_tokens / b->samples);
+    return rows;
+}
+
 run_load run_step_load(const session *s, const tm_model_config *m) {
     job_shape largest = session_step_shape(s);
     uint64_t ranks = s->comm ? s->ranks.ranks : 1, steps = (uint64_t)s->cfg->total_steps;
@@ -109,8 +116,9 @@ run_load run_step_load(const session *s, const tm_model_config *m) {
                 sum.tokens += (double)b.mask_tokens;
                 sum.padded += b.tokens;
                 if (r != s->ranks.rank) continue;
-                job_load one = job_shape_load(m, &(job_shape){.rows = b.rows, .seq = b.seq, .tokens = b.tokens});
-                sum.load.rows += one.rows;
+                job_shape attended = attended_rows(&b);
+                job_load one = job_shape_load(m, &attended);
+                sum.load.rows += b.rows;
                 sum.load.tokens += b.tokens;
                 sum.load.pairs += one.pairs;
                 sum.load.window_pairs += one.window_pairs;

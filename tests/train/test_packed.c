@@ -245,24 +245,36 @@ static void kills(void **state) {
     expect_same(&s, &log, "killed");
 }
 
+static train_log on_ranks(const scene *s, unsigned n, const char *way) {
+    const char *output = run_path(s->dir, "ranks");
+    const char *arguments[] = {
+        "train", s->config, "--quiet", "--resume", "never", "--set", run_format("output_dir=%s", output),
+        "--set", way,       NULL};
+    run_result r = run_argv(&(run_opts){.ranks = n, .timeout_s = 60}, arguments);
+    if (r.status != 0) fail_msg("%u ranks, %s: %s", n, way, r.err);
+    run_free(&r);
+    return train_log_read(output);
+}
+
+/* One hash for each number of ranks, and one rank's losses with as many rows a step. */
 static void ranks(void **state) {
     (void)state;
-    scene s = scene_open("bf16", PRETRAIN);
-    static const char *const ways[] = {"strategy=ddp", "strategy=zero2", "strategy=zero3"};
-    const char *output = run_path(s.dir, "out");
-    for (size_t i = 0; i < TM_COUNT(ways); i++) {
-        const char *arguments[] = {
-            "train", s.config, "--quiet", "--resume", "never", "--set", run_format("output_dir=%s", output),
-            "--set", ways[i],  NULL};
-        run_result r = run_argv(&(run_opts){.ranks = 2, .timeout_s = 60}, arguments);
-        if (r.status != 0) fail_msg("%s: %s", ways[i], r.err);
-        run_free(&r);
-        train_log log = train_log_read(output);
-        expect_same(&s, &log, ways[i]);
+    static const char *const ways[] = {"strategy=ddp", "strategy=zero3", "strategy=zero2", "strategy=hsdp"};
+    for (unsigned n = 2; n <= 4; n += 2) {
+        scene s = scene_open("bf16", PRETRAIN);
+        train_log one = run_train(s.config, run_path(s.dir, "one"), 0, NULL,
+                                  SETS(run_format("gradient_accumulation_steps=%u", 2 * n)));
+        unsigned most = TEST_LONG("packed rows by each exact strategy") ? TM_COUNT(ways) : 2;
+        for (unsigned i = 0; i < most; i++) {
+            train_log log = on_ranks(&s, n, ways[i]);
+            expect_same(&s, &log, ways[i]);
+            assert_int_equal(log.steps, one.steps);
+            for (unsigned k = 0; k < one.steps; k++) {
+                assert_int_equal(log.step[k].tokens, one.step[k].tokens);
+                near("loss", log.step[k].loss, one.step[k].loss, 0.01 * one.step[k].loss);
+            }
+        }
     }
-    train_log one = run_train(s.config, run_path(s.dir, "one"), 0, NULL,
-                              SETS("per_device_train_batch_size=2", "gradient_accumulation_steps=4"));
-    assert_int_equal(tokens_of(&one), s.tokens);
 }
 
 static void refused(const scene *s, const char *says, const char *const *sets) {
