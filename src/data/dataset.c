@@ -63,16 +63,13 @@ static uint32_t cut_in_front(const tm_dataset *ds, const data_view *v) {
 
 tm_status data_view_read(tm_dataset *ds, uint64_t i, data_view *out) {
     const data_row *r = data_store_get(&ds->store, i);
-    size_t id_bytes = (size_t)r->n_tokens * sizeof(int32_t);
     if (ds->is_rows) {
         TM_TRY(data_rows_get(ds, i, out));
         out->row = r;
         data_view_skip(out, cut_in_front(ds, out));
     } else {
-        TM_TRY(data_store_read(&ds->store, r->place, ds->scratch, id_bytes + data_mask_bytes(r->n_tokens)));
-        *out = (data_view){.row = r,
-                           .ids = (const int32_t *)(const void *)ds->scratch,
-                           .learn = (const uint8_t *)ds->scratch + id_bytes};
+        *out = (data_view){.row = r, .ids = (const int32_t *)(const void *)ds->scratch};
+        TM_TRY(data_store_read(&ds->store, r->place, r->n_tokens, ds->scratch, &out->learn));
     }
     out->whole = ds->labels_of_prompt && i % ds->rows_each == 0;
     return TM_OK;

@@ -178,6 +178,11 @@ TM_MUST_USE tm_status tm_dataset_open(tm_dataset **out, const tm_data_files *fil
 /* Of one file whose records are lines. */
 TM_MUST_USE tm_status tm_dataset_open_jsonl(tm_dataset **out, const tm_data_source *source,
                                             const tm_dataset_opts *opts);
+/* Of a dataset whose rows were spilled: writes its index behind them, so that a later process can open it without its
+ * files. `key`: what the data and all options are known by. */
+TM_MUST_USE tm_status tm_dataset_save(const tm_dataset *ds, uint64_t key);
+/* From opts->spill, which has `size` bytes; options as they were. TM_ECORRUPT: it is damaged, or another one. */
+TM_MUST_USE tm_status tm_dataset_open_saved(tm_dataset **out, uint64_t size, uint64_t key, const tm_dataset_opts *opts);
 TM_MUST_USE tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, const tm_dataset_opts *opts);
 void tm_dataset_close(tm_dataset *ds); /* NULL is fine */
 
@@ -205,6 +210,7 @@ uint64_t tm_dataset_fingerprint(const tm_dataset *ds);
 double tm_dataset_part(const tm_dataset *ds); /* of the files' bytes that was read; 1: all */
 uint64_t tm_dataset_memory_bytes(const tm_dataset *ds);
 uint64_t tm_dataset_spilled_bytes(const tm_dataset *ds);
+uint64_t tm_dataset_saved_bytes(const tm_dataset *ds); /* with the index and what else tm_dataset_save writes */
 
 /* ---- batches ---------------------------------------------------------------------------------------------------- */
 

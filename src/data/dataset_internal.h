@@ -8,7 +8,8 @@
 
 /* ---- dataset_store.c: index and token ids ----------------------------------------------------------------------- */
 
-/* One row. JSONL: at `place` lie n_tokens ids and then a bit per token, set where it is the completion's (of plain rows:
+/* One row. JSONL: at `place` lie n_tokens ids (of 2 bytes where the vocabulary allows), then, from a multiple of 4 on, a
+ * bit per token and a hash of all of it. A bit is set where it is the completion's (of plain rows:
  * learned); rows: `place` is the number of positions with mask 1. */
 typedef struct data_row {
     uint64_t place;
@@ -27,11 +28,14 @@ typedef struct data_store {
     char *pool; /* bytes [base, base + used) of the stream; the whole stream while it fits */
     uint64_t base, used, room;
     uint64_t memory_bytes;
+    uint32_t id_bytes; /* 2 or 4 */
+    tm_buf packed;     /* a row as it is stored */
     const tm_data_spill *spill;
     tm_data_spill spill_copy;
 } data_store;
 /* most_rows: there are never more; a small file then has a small index. */
-void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, const tm_data_spill *spill);
+void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, uint32_t vocab_size,
+                     const tm_data_spill *spill);
 static inline const data_row *data_store_get(const data_store *s, uint64_t i) {
     return &s->block[i / DATA_BLOCK_ROWS][i % DATA_BLOCK_ROWS];
 }
@@ -39,15 +43,24 @@ static inline data_row *data_store_at(data_store *s, uint64_t i) {
     return &s->block[i / DATA_BLOCK_ROWS][i % DATA_BLOCK_ROWS];
 }
 tm_status data_store_add(data_store *s, data_row row);
+tm_status data_store_add_block(data_store *s,
+                               uint64_t n); /* at most DATA_BLOCK_ROWS rows, not set; before only whole ones */
 void data_store_truncate(data_store *s, uint64_t n_rows);
-/* Appends bytes to the stream; *place is where they lie. */
-tm_status data_store_append(data_store *s, const void *bytes, size_t n, uint64_t *place);
+/* Appends a row's ids and bits to the stream; *place is where they lie. */
+tm_status data_store_append(data_store *s, const int32_t *ids, uint32_t n, const tm_buf *bits, uint64_t *place);
 tm_status data_store_seal(data_store *s); /* no more appends; gives back what is not needed */
-tm_status data_store_read(const data_store *s, uint64_t place, void *buf, size_t n);
+/* Of n tokens, into `buf` of data_scratch_bytes(n): ids, and where the bits are. TM_ECORRUPT: not what was stored. */
+tm_status data_store_read(const data_store *s, uint64_t place, uint32_t n, char *buf, const uint8_t **bits);
 uint64_t data_store_bytes(const data_store *s);
 void data_store_free(data_store *s);
 static inline size_t data_mask_bytes(uint32_t n_tokens) {
     return ((size_t)n_tokens + 31) / 32 * 4;
+}
+static inline uint64_t data_row_bytes(uint32_t id_bytes, uint32_t n_tokens) {
+    return ((uint64_t)n_tokens * id_bytes + 3) / 4 * 4 + data_mask_bytes(n_tokens) + sizeof(uint32_t);
+}
+static inline uint64_t data_scratch_bytes(uint32_t n_tokens) { /* ids as they are used, and a row as it is stored */
+    return (uint64_t)n_tokens * sizeof(int32_t) + data_row_bytes(sizeof(int32_t), n_tokens);
 }
 static inline bool data_mask_get(const uint8_t *mask, uint32_t i) {
     return mask[i / 8] >> (i % 8) & 1;
@@ -233,6 +246,11 @@ typedef struct data_epoch {
 } data_epoch;
 data_epoch data_packed_epoch(data_packer *p, uint64_t step); /* that the step is in */
 uint64_t data_packed_steps(data_packer *p, double epochs);
+
+/* ---- dataset_cache.c: a dataset that an earlier process scanned ----------------------------------------------------- */
+
+/* Fills index, counts and fingerprint from the spill, which has `size` bytes. TM_ECORRUPT: it is not that dataset. */
+tm_status data_cache_read(tm_dataset *ds, uint64_t size, uint64_t key);
 
 /* ---- dataset_select.c: which samples an epoch has ------------------------------------------------------------------ */
 

@@ -122,8 +122,7 @@ static tm_status store_row(data_scan *s, const int32_t *ids, data_cut cut, bool 
     memset(s->encoder->learn.data, 0, row.n_tokens);
     memset(s->encoder->learn.data + cut.prompt, 1, cut.completion);
     TM_TRY(data_pack_bits(&s->bits, s->encoder->learn.data, row.n_tokens));
-    TM_TRY(data_store_append(&ds->store, ids, id_bytes, &row.place));
-    TM_TRY(data_store_append(&ds->store, s->bits.data, s->bits.len, NULL));
+    TM_TRY(data_store_append(&ds->store, ids, row.n_tokens, &s->bits, &row.place));
     ds->fingerprint = tm_hash64(ids, id_bytes, ds->fingerprint);
     ds->fingerprint = tm_hash64((uint32_t[]){row.prompt, row.n_labels, desirable}, 12, ds->fingerprint);
     data_count_row(ds, row.n_tokens, &row);

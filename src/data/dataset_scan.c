@@ -19,7 +19,7 @@ static tm_status create(tm_dataset **out, const tm_dataset_opts *opts, uint64_t 
     ds->seq_len = opts->seq_len;
     ds->rows_each = opts->rows == TM_ROWS_PAIRS ? 2 : 1;
     data_store_init(&ds->store, most_rows, tm_max_u64(opts->memory_bytes ? opts->memory_bytes : 8 * TM_MIB, 64),
-                    opts->spill);
+                    opts->vocab_size, opts->spill);
     *out = ds;
     return TM_OK;
 }
@@ -130,8 +130,7 @@ static tm_status store_sample(data_scan *s, const int32_t *ids, const char *lear
         return TM_OK;
     }
     TM_TRY(data_pack_bits(&s->bits, learn, n));
-    TM_TRY(data_store_append(&ds->store, ids, n * sizeof *ids, &row.place));
-    TM_TRY(data_store_append(&ds->store, s->bits.data, s->bits.len, NULL));
+    TM_TRY(data_store_append(&ds->store, ids, n, &s->bits, &row.place));
     ds->fingerprint = tm_hash64(ids, n * sizeof *ids, ds->fingerprint);
     ds->fingerprint = tm_hash64(s->bits.data, s->bits.len, ds->fingerprint);
     ds->counts.samples++;
@@ -303,6 +302,28 @@ static tm_status open_packer(tm_dataset *ds, const tm_dataset_opts *opts) {
     return data_packer_open(ds, opts->packing ? opts->seq_len : 0);
 }
 
+/* What follows once the index is there. */
+static tm_status complete(tm_dataset *ds, const tm_dataset_opts *opts) {
+    TM_TRY(reserve_scratch(ds, data_scratch_bytes(ds->counts.longest)));
+    data_order_init(ds);
+    return opts->packing || opts->group_by_length ? open_packer(ds, opts) : TM_OK;
+}
+
+tm_status tm_dataset_open_saved(tm_dataset **out, uint64_t size, uint64_t key, const tm_dataset_opts *opts) {
+    tm_status rc;
+    *out = NULL;
+    TM_TRY(create(out, opts, UINT64_MAX));
+    (*out)->shuffle = opts->shuffle;
+    TM_GO(data_cache_read(*out, size, key));
+    TM_GO(complete(*out, opts));
+done:
+    if (rc != TM_OK) {
+        tm_dataset_close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
 /* A record and its end are two bytes at least, and may be two rows. */
 static uint64_t most_rows(const tm_data_files *files, const tm_dataset_opts *opts) {
     if (keeps_all(opts)) return UINT64_MAX;
@@ -326,10 +347,7 @@ static tm_status open_groups(tm_dataset **out, const tm_data_files *files, const
     if (!s.ds->counts.samples) TM_GO(nothing_usable(&s));
     TM_GO(data_select(s.ds, files, opts, s.end));
     TM_GO(data_store_seal(&s.ds->store));
-    TM_GO(reserve_scratch(s.ds,
-                          (uint64_t)s.ds->counts.longest * sizeof(int32_t) + data_mask_bytes(s.ds->counts.longest)));
-    data_order_init(s.ds);
-    if (opts->packing || opts->group_by_length) TM_GO(open_packer(s.ds, opts));
+    TM_GO(complete(s.ds, opts));
 done:
     data_ahead_close(&s.ahead);
     tm_buf_free(&s.bits);

@@ -6,8 +6,10 @@
 
 enum { WRITE_BYTES = 1 << 20, FIRST_POOL = 64 * 1024 };
 
-void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, const tm_data_spill *spill) {
+void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, uint32_t vocab_size,
+                     const tm_data_spill *spill) {
     memset(s, 0, sizeof *s);
+    s->id_bytes = vocab_size && vocab_size <= UINT16_MAX + 1 ? 2 : 4;
     s->most_rows = most_rows;
     s->memory_bytes = memory_bytes;
     if (!spill) return;
@@ -19,6 +21,7 @@ void data_store_free(data_store *s) {
     for (size_t i = 0; i < s->n_blocks; i++) tm_free(s->block[i]);
     tm_free(s->block);
     tm_free(s->pool);
+    tm_buf_free(&s->packed);
     memset(s, 0, sizeof *s);
 }
 
@@ -26,9 +29,8 @@ uint64_t data_store_bytes(const data_store *s) {
     return s->index_bytes + s->cap_blocks * sizeof *s->block + s->room;
 }
 
-static tm_status add_block(data_store *s) {
-    TM_ASSERT(s->n_rows < s->most_rows);
-    size_t bytes = (size_t)tm_min_u64(DATA_BLOCK_ROWS, s->most_rows - s->n_rows) * sizeof(data_row);
+static tm_status add_block(data_store *s, uint64_t rows) {
+    size_t bytes = (size_t)rows * sizeof(data_row);
     if (s->n_blocks == s->cap_blocks) {
         size_t cap = s->cap_blocks ? 2 * s->cap_blocks : 16;
         data_row **grown = tm_realloc(s->block, cap * sizeof *grown);
@@ -44,9 +46,18 @@ static tm_status add_block(data_store *s) {
 }
 
 tm_status data_store_add(data_store *s, data_row row) {
-    if (s->n_rows == s->n_blocks * (uint64_t)DATA_BLOCK_ROWS) TM_TRY(add_block(s));
+    TM_ASSERT(s->n_rows < s->most_rows);
+    if (s->n_rows == s->n_blocks * (uint64_t)DATA_BLOCK_ROWS)
+        TM_TRY(add_block(s, tm_min_u64(DATA_BLOCK_ROWS, s->most_rows - s->n_rows)));
     s->block[s->n_rows / DATA_BLOCK_ROWS][s->n_rows % DATA_BLOCK_ROWS] = row;
     s->n_rows++;
+    return TM_OK;
+}
+
+tm_status data_store_add_block(data_store *s, uint64_t n) {
+    TM_ASSERT(s->n_rows == s->n_blocks * (uint64_t)DATA_BLOCK_ROWS && n <= DATA_BLOCK_ROWS);
+    TM_TRY(add_block(s, n));
+    s->n_rows += n;
     return TM_OK;
 }
 
@@ -93,9 +104,7 @@ static tm_status make_room(data_store *s) {
     return s->room > WRITE_BYTES ? resize_pool(s, WRITE_BYTES) : TM_OK;
 }
 
-tm_status data_store_append(data_store *s, const void *bytes, size_t n, uint64_t *place) {
-    const char *from = bytes;
-    if (place) *place = s->base + s->used;
+static tm_status append(data_store *s, const char *from, size_t n) {
     while (n) {
         TM_TRY(make_room(s));
         size_t take = (size_t)tm_min_u64(n, s->room - s->used);
@@ -105,6 +114,23 @@ tm_status data_store_append(data_store *s, const void *bytes, size_t n, uint64_t
         n -= take;
     }
     return TM_OK;
+}
+
+tm_status data_store_append(data_store *s, const int32_t *ids, uint32_t n, const tm_buf *bits, uint64_t *place) {
+    size_t all = (size_t)data_row_bytes(s->id_bytes, n), id_bytes = all - bits->len - sizeof(uint32_t);
+    tm_buf_clear(&s->packed);
+    TM_TRY(tm_buf_reserve(&s->packed, all));
+    char *to = s->packed.data;
+    memset(to + (id_bytes > 4 ? id_bytes - 4 : 0), 0, id_bytes > 4 ? 4 : id_bytes); /* up to the multiple of 4 */
+    if (s->id_bytes == sizeof *ids)
+        memcpy(to, ids, n * sizeof *ids);
+    else
+        for (uint32_t i = 0; i < n; i++) memcpy(to + 2 * (size_t)i, &(uint16_t){(uint16_t)ids[i]}, 2);
+    memcpy(to + id_bytes, bits->data, bits->len);
+    uint32_t hash = (uint32_t)tm_hash64(to, id_bytes + bits->len, 0);
+    memcpy(to + id_bytes + bits->len, &hash, sizeof hash);
+    *place = s->base + s->used;
+    return append(s, to, all);
 }
 
 /* The index's last block has room for what might have come. */
@@ -121,6 +147,7 @@ static tm_status trim_index(data_store *s) {
 
 tm_status data_store_seal(data_store *s) {
     TM_TRY(trim_index(s));
+    tm_buf_free(&s->packed);
     if (!s->base) return s->used < s->room ? resize_pool(s, s->used) : TM_OK;
     TM_TRY(flush(s));
     tm_free(s->pool);
@@ -129,9 +156,31 @@ tm_status data_store_seal(data_store *s) {
     return TM_OK;
 }
 
-tm_status data_store_read(const data_store *s, uint64_t place, void *buf, size_t n) {
+static tm_status read_bytes(const data_store *s, uint64_t place, void *buf, size_t n) {
     if (s->base) return s->spill->read_at(s->spill->ctx, place, buf, n);
     TM_ASSERT(place <= s->used && n <= s->used - place);
     memcpy(buf, s->pool + place, n);
+    return TM_OK;
+}
+
+tm_status data_store_read(const data_store *s, uint64_t place, uint32_t n, char *buf, const uint8_t **bits) {
+    size_t all = (size_t)data_row_bytes(s->id_bytes, n), hashed = all - sizeof(uint32_t);
+    char *stored = buf + (size_t)n * sizeof(int32_t);
+    uint32_t hash;
+    TM_TRY(read_bytes(s, place, stored, all));
+    memcpy(&hash, stored + hashed, sizeof hash);
+    if (hash != (uint32_t)tm_hash64(stored, hashed, 0))
+        return tm_fail(TM_ECORRUPT, "the tokenised data on disk are not what was written there; start again, and look "
+                                    "after the disk");
+    int32_t *ids = (int32_t *)(void *)buf;
+    if (s->id_bytes == sizeof *ids)
+        memcpy(ids, stored, (size_t)n * sizeof *ids);
+    else
+        for (uint32_t i = 0; i < n; i++) {
+            uint16_t id;
+            memcpy(&id, stored + 2 * (size_t)i, 2);
+            ids[i] = id;
+        }
+    *bits = (const uint8_t *)stored + hashed - data_mask_bytes(n);
     return TM_OK;
 }

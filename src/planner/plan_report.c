@@ -207,9 +207,9 @@ static void describe(const planning *g, const pass_opts *way) {
     out->host_peak_bytes = job_planned_peak(job);
     out->shared_window_bytes = job->account.needs.shared;
     out->device_peak_bytes = info->device_bytes + plan_driver_bytes(g);
-    out->disk_bytes =
-        job_disk_bytes(job, info, g->s->cfg->memory.slots) * (g->s->comm ? tm_comm_node_size(g->s->comm) : 1) +
-        frozen_own_bytes(job);
+    out->disk_bytes = (job_disk_bytes(job, info, g->s->cfg->memory.slots) + session_data_disk(g->s)) *
+                          (g->s->comm ? tm_comm_node_size(g->s->comm) : 1) +
+                      frozen_own_bytes(job);
     out->update = pass_update_name(way);
     out->activations = pass_activations_name(job, way);
     out->order = way->stage_wise ? "stage" : "unit";

@@ -60,7 +60,9 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
                                    .is_held_out = eval && c->data.split > 0,
                                    .group_by_length = c->data.group_by_length && !eval,
                                    .seed = c->data.seed},
-                       .spill_dir = c->output_dir};
+                       .spill_dir = c->output_dir,
+                       .cache = eval ? "eval" : "train",
+                       .owns_cache = session_is_rank0(s)};
 }
 
 static void say_counts(const char *path, const tm_dataset_counts *n) {
@@ -150,6 +152,15 @@ static void preview(session *s) {
         tm_say("first sample (what is not learned is %s):\n%s\n", isatty(2) ? "dimmed" : "between ⟦ and ⟧", out.data);
     tm_error_clear();
     tm_buf_free(&out);
+}
+
+uint64_t session_data_disk(const session *s) {
+    return (s->train ? data_disk_bytes(s->train) : 0) + (s->eval ? data_disk_bytes(s->eval) : 0);
+}
+
+void session_keep_data(session *s, bool keep) {
+    if (s->train) data_keep(s->train, keep);
+    if (s->eval) data_keep(s->eval, keep);
 }
 
 void session_close(session *s) {

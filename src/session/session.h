@@ -63,6 +63,8 @@ TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
  * fit memory are forgotten. `notice` may be NULL. */
 TM_MUST_USE tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn notice, void *ctx);
 TM_MUST_USE tm_status session_resolve_steps(const session *s); /* once the data are there; may be called again */
+uint64_t session_data_disk(const session *s);                  /* of tokens that do not fit memory, in OUTPUT_DIR */
+void session_keep_data(session *s, bool keep);                 /* tokens on disk, for the next start; else they go */
 void session_close(session *s);                                /* all but the ranks */
 TM_MUST_USE tm_status session_hash_model(const char *path, uint64_t *hash); /* base.c */
 /* Collective. Where the configuration quantises a base, s->weights is a folder of it in four bits, made unless an earlier

@@ -482,6 +482,47 @@ static void test_spill(void **state) {
     tm_dataset_close(spilled);
 }
 
+/* What was scanned once is opened without its files, and gives the same batches; another's is not taken, nor a damaged
+ * one. */
+static void test_saved(void **state) {
+    (void)state;
+    enum { KEY = 77 };
+    static spill_file file;
+    tm_data_spill spill = {&file, spill_write, spill_read};
+    tm_dataset *scanned = open_numbered(101, true, &spill), *ds = NULL;
+    tm_dataset_opts opts = {.vocab_size = VOCAB, .shuffle = true, .seed = 42, .spill = &spill, .memory_bytes = 256};
+    assert_int_equal(tm_dataset_save(scanned, KEY), TM_OK);
+    assert_int_equal(tm_dataset_saved_bytes(scanned), file.end);
+    assert_int_equal(tm_dataset_open_saved(&ds, file.end, KEY, &opts), TM_OK);
+    assert_int_equal(tm_dataset_fingerprint(ds), tm_dataset_fingerprint(scanned));
+    assert_memory_equal(tm_dataset_get_counts(ds), tm_dataset_get_counts(scanned), sizeof(tm_dataset_counts));
+    check_epochs(ds, 101, 4, 2, 1);
+    tm_dataset_close(ds);
+    assert_int_equal(tm_dataset_open_saved(&ds, file.end, KEY + 1, &opts), TM_ECORRUPT);
+    assert_int_equal(tm_dataset_open_saved(&ds, file.end - 1, KEY, &opts), TM_ECORRUPT);
+    assert_int_equal(tm_dataset_open_saved(&ds, 0, KEY, &opts), TM_ECORRUPT);
+    for (uint64_t at = tm_dataset_spilled_bytes(scanned); at < file.end; at += 7) { /* the index, the trailer */
+        tm_error_clear();
+        file.bytes[at] ^= 4;
+        assert_int_equal(tm_dataset_open_saved(&ds, file.end, KEY, &opts), TM_ECORRUPT);
+        assert_null(ds);
+        file.bytes[at] ^= 4;
+    }
+    tm_error_clear();
+    assert_int_equal(tm_dataset_open_saved(&ds, file.end, KEY, &opts), TM_OK);
+    file.bytes[100] ^= 1; /* a row: found when it is read */
+    tm_status worst = TM_OK;
+    int32_t ids[64], labels[64];
+    tm_batch_shape shape;
+    assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
+    for (uint64_t i = 0; i < 101 && worst == TM_OK; i++)
+        worst = tm_dataset_batch(ds, i, 0, 0, &(tm_batch_arrays){.capacity = 64, .ids = ids, .labels = labels}, &shape);
+    assert_int_equal(worst, TM_ECORRUPT);
+    tm_error_clear();
+    tm_dataset_close(ds);
+    tm_dataset_close(scanned);
+}
+
 static void test_spill_failures(void **state) {
     (void)state;
     static spill_file file = {.fail_write = TM_ENOSPC};
@@ -489,7 +530,7 @@ static void test_spill_failures(void **state) {
     const char *line = "{\"text\": \"0123456789012345678901234567890123456789\"}\n";
     tm_dataset_opts opts = defaults();
     tm_dataset *ds;
-    opts.memory_bytes = 100;
+    opts.memory_bytes = 90; /* of 42 ids of two bytes, a bit each, and a hash */
     assert_int_equal(open_bytes(&ds, line, strlen(line), &opts), TM_EBUDGET);
     assert_null(ds);
     tm_error_clear();
@@ -847,6 +888,7 @@ int main(void) {
         cmocka_unit_test_setup(test_order_is_a_permutation, clean_record),
         cmocka_unit_test_setup(test_seed_changes_order, clean_record),
         cmocka_unit_test_setup(test_spill, clean_record),
+        cmocka_unit_test_setup(test_saved, clean_record),
         cmocka_unit_test_setup(test_spill_failures, clean_record),
         cmocka_unit_test_setup(test_no_allocation_after_open, clean_record),
         cmocka_unit_test_setup(test_batch_geometry_errors, clean_record),

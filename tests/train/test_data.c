@@ -2,8 +2,11 @@
 #include "run.h"
 #include "io/file/file.h"
 
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define TINY TM_TEST_FIXTURES "/../../examples/tiny"
 
@@ -99,12 +102,99 @@ static void a_folder_with_nothing_to_read(void **state) {
     refused(config, set, "x.parquet: a Parquet file, which is not read here; make JSONL of it");
 }
 
+/* ---- tokens that lie on disk ---------------------------------------------------------------------------------------- */
+
+/* More of them than stay in memory: nothing is learned of them here. */
+static const char *large_job(const char *dir) {
+    enum { ROWS = 50000 };
+    const char *config = run_path(dir, "large.json");
+    tm_buf text = {0};
+    for (int i = 0; i < ROWS; i++)
+        RUN_EXPECT_STATUS(tm_buf_printf(&text,
+                                        "{\"text\": \"%d boats of %d, %d nets, and %x: a tide that nobody would "
+                                        "have known; so they waited, %d of them, until it turned, at %o and %d "
+                                        "%x %x %x %x %x %x.\"}\n",
+                                        i, i * 7, i * 11, i * 13, i % 9, i, i * 3, i * 101, i * 103, i * 107, i * 109,
+                                        i * 113, i * 127));
+    run_write(run_path(dir, "large.jsonl"), text.data);
+    tm_buf_free(&text);
+    run_write(config,
+              run_format("{\"model\": \"%s\", \"output_dir\": \"%s/out\", \"data\": {\"train\": \"%s/large.jsonl\", "
+                         "\"seq_len\": 256}, \"max_steps\": 100000, \"lr_scheduler_type\": \"constant\", "
+                         "\"memory\": {\"allow_tmpfs\": true}}\n",
+                         TINY, dir, dir));
+    return config;
+}
+
+static tm_status find_tokens(void *ctx, const char *name, bool is_dir) {
+    (void)is_dir;
+    if (strncmp(name, ".tokens-train-", 14) == 0) snprintf(ctx, 64, "%s", name);
+    return TM_OK;
+}
+
+/* The file of tokens in OUTPUT_DIR; NULL: there is none. */
+static const char *tokens_in(const char *output) {
+    char name[64] = "";
+    RUN_EXPECT_STATUS(tm_list_dir(output, find_tokens, name));
+    return *name ? run_path(output, run_format("%s", name)) : NULL;
+}
+
+static run_result interrupted(const char *config, const char *output) {
+    run_result r =
+        run((run_opts){.signal = SIGINT, .signal_when = run_path(output, "log.jsonl"), .signal_after_ms = 300}, "train",
+            config, NULL);
+    if (r.status != 3) fail_msg("%d: %s", r.status, r.err);
+    return r;
+}
+
+static void tokens_are_kept_for_the_next_start(void **state) {
+    (void)state;
+    static const char used[] = "tokenised by an earlier start, which is used";
+    const char *dir = run_dir(), *config = large_job(dir), *output = run_path(dir, "out");
+    run_result r = interrupted(config, output);
+    assert_null(strstr(r.err, used));
+    run_free(&r);
+    const char *tokens = tokens_in(output);
+    assert_non_null(tokens);
+    r = interrupted(config, output); /* a resumed run has the same data, or it would be refused */
+    assert_non_null(strstr(r.err, used));
+    assert_non_null(strstr(r.err, "going on from step"));
+    run_free(&r);
+    r = run((run_opts){0}, "train", config, "--resume", "never", "--set", "max_steps=2", "--set", "data.seq_len=128",
+            NULL);
+    RUN_OK(&r); /* other rows: made anew, and what was made before is away */
+    assert_null(strstr(r.err, used));
+    assert_null(tokens_in(output)); /* nor is anything left of a run that is finished */
+    run_free(&r);
+}
+
+static void damaged_tokens_are_made_again(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = large_job(dir), *output = run_path(dir, "out");
+    run_result r = interrupted(config, output);
+    const char *at = strstr(r.err, "stopped by signal 2; step ");
+    assert_non_null(at);
+    long step = strtol(at + 26, NULL, 10);
+    run_free(&r);
+    const char *tokens = tokens_in(output);
+    struct stat st;
+    assert_int_equal(stat(tokens, &st), 0);
+    run_damage(tokens, st.st_size - 40);
+    r = run((run_opts){0}, "train", config, "--set", run_format("max_steps=%ld", step + 2), NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "damaged; the data are read again"));
+    assert_non_null(strstr(r.err, "going on from step")); /* and they are the same data */
+    run_free(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(counts_are_of_the_files, run_clean),
         cmocka_unit_test_teardown(text_shows_samples, run_clean),
         cmocka_unit_test_teardown(training_takes_them, run_clean),
         cmocka_unit_test_teardown(a_folder_with_nothing_to_read, run_clean),
+        cmocka_unit_test_teardown(tokens_are_kept_for_the_next_start, run_clean),
+        cmocka_unit_test_teardown(damaged_tokens_are_made_again, run_clean),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
