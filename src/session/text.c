@@ -51,27 +51,39 @@ done:
     return rc;
 }
 
-static tm_status open_chat(text_tools *t, const tm_source *source, uint64_t host_bytes) {
-    tm_buf text = {0}, config = {0};
-    bool found, have_config;
+/* The tokenizer's own, as TRL appends it. A model may stop at several, of which the first need not be this one. */
+static tm_status find_end(text_tools *t, const tm_buf *config) {
+    tm_json_doc *doc;
+    t->end = t->n_eos ? t->eos[0] : -1;
+    if (!t->tokenizer || !config->len) return TM_OK;
+    TM_TRY(tm_json_parse(&doc, config->data, config->len, "tokenizer_config.json", TM_JSON_DUPLICATES_OK, 0));
+    const tm_json *token = tm_json_get(tm_json_root(doc), "eos_token");
+    if (token && token->type == TM_JSON_OBJECT) token = tm_json_get(token, "content");
+    int32_t id = token && token->type == TM_JSON_STRING ? tm_tokenizer_token_id(t->tokenizer, token->text) : -1;
+    if (id >= 0) t->end = id;
+    tm_json_free(doc);
+    return TM_OK;
+}
+
+static tm_status open_chat(text_tools *t, const tm_source *source, const tm_buf *config, uint64_t host_bytes) {
+    tm_buf text = {0};
+    bool found;
     tm_status rc;
     TM_GO(side_file(source, "chat_template.jinja", &text, &found));
     if (!found || !t->tokenizer) goto done;
-    TM_GO(side_file(source, "tokenizer_config.json", &config, &have_config));
     t->hash = tm_hash64(text.data, text.len, t->hash);
-    if (have_config) t->hash = tm_hash64(config.data, config.len, t->hash);
-    tm_chat_opts opts = {.tokenizer_config = have_config ? config.data : NULL,
-                         .tokenizer_config_len = config.len,
+    if (config->len) t->hash = tm_hash64(config->data, config->len, t->hash);
+    tm_chat_opts opts = {.tokenizer_config = config->len ? config->data : NULL,
+                         .tokenizer_config_len = config->len,
                          .memory_bytes = host_bytes / 4};
     TM_GO(tm_chat_open(&t->chat, t->tokenizer, text.data, text.len, "chat_template.jinja", &opts));
 done:
     tm_buf_free(&text);
-    tm_buf_free(&config);
     return rc;
 }
 
 tm_status text_open(text_tools *out, const tm_source *source, uint64_t host_bytes) {
-    tm_buf generation = {0};
+    tm_buf generation = {0}, of_tokenizer = {0};
     bool found;
     size_t len;
     const char *config = tm_source_config(source, &len);
@@ -81,9 +93,12 @@ tm_status text_open(text_tools *out, const tm_source *source, uint64_t host_byte
     if (found) TM_GO(read_eos(out, generation.data, generation.len, "generation_config.json"));
     TM_GO(read_eos(out, config, len, "config.json"));
     TM_GO(open_tokenizer(out, source));
-    TM_GO(open_chat(out, source, host_bytes));
+    TM_GO(side_file(source, "tokenizer_config.json", &of_tokenizer, &found));
+    TM_GO(find_end(out, &of_tokenizer));
+    TM_GO(open_chat(out, source, &of_tokenizer, host_bytes));
 done:
     tm_buf_free(&generation);
+    tm_buf_free(&of_tokenizer);
     if (rc != TM_OK) text_close(out);
     return rc;
 }
@@ -200,7 +215,7 @@ static tm_status open_records(data_file *f, const tm_data_items *items, const te
                        model);
     o.tokenizer = text->tokenizer;
     o.chat = text->chat;
-    o.eos_id = text->n_eos ? text->eos[0] : -1;
+    o.eos_id = text->end;
     TM_TRY(data_files_open(&files, items, f->name));
     bool cached = opts->cache && opts->spill_dir && !opts->lengths_only;
     tm_status rc =

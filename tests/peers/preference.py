@@ -36,7 +36,7 @@ logging.disable(logging.WARNING)
 transformers.utils.logging.disable_progress_bar()
 datasets.disable_progress_bars()
 STEPS, BATCH = 3, 4
-# Both sides compute in fp32 and add in another order: some 1e-6 of a value. A reward is a difference of log-probabilities, so it is
+# Both sides compute in fp32 and add in another order: some 1e-6 of a value. Rewards and KL are differences of log-probabilities, so they are
 # held against their size. AdamW moves a weight by g / (|g| + epsilon), so that noise in a gradient near 0 would count whole: epsilon is
 # above that noise (1e-8), and what is compared is the length of all movements.
 RATE, EPSILON = 1e-3, 1e-6
@@ -105,7 +105,7 @@ def compare(name, ours, trainer, after, before, theirs_after):
                 print(f"{name}: {key} is logged by one only")
             if key in a and key in b:
                 seen.add(key)
-                size = max(1, abs(b[key]), abs(b["logps/chosen"]) if "/" in key else 0)
+                size = max(1, abs(b[key]), abs(b.get("logps/chosen", 0)) if key != "nll_loss" else 0)
                 far_now = abs(a[key] - b[key]) / size
                 if far_now >= far["metric"]:
                     far["metric"], worst = far_now, key
@@ -279,9 +279,10 @@ LABELLED = [
 
 
 def make_model(folder, tokenizer):
+    """Its config.json names another end of text than its tokenizer, whose is meant."""
     torch.manual_seed(11)
     config = LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                         vocab_size=len(tokenizer), max_position_embeddings=256, initializer_range=0.2, eos_token_id=tokenizer.eos_token_id)
+                         vocab_size=len(tokenizer), max_position_embeddings=256, initializer_range=0.2, eos_token_id=1)
     AutoModelForCausalLM.from_config(config).save_pretrained("model-" + folder)
     for name in os.listdir(f"{FIXTURES}/{folder}"):
         if "token" in name or "template" in name:
@@ -338,14 +339,17 @@ def text():
                 seq_len = max(len(line[side]) for line in trainer.train_dataset for side in ("chosen_ids", "rejected_ids")) + 1
             print(f"{folder}, {form}: {len(lines)} pairs, whole and cut to {seq_len} ({cut} are), {tokens} tokens: log-probabilities {far:.1g} off")
             bad |= not far <= 1e-5
-        trainer = recorded(KTOTrainer)(load(model), args=args_of(KTOConfig), processing_class=tokenizer,
-                                       train_dataset=datasets.Dataset.from_list(LABELLED))
-        before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
-        trainer.train()
-        write_lines(LABELLED, "lines.jsonl")
-        ours = run({"model": model, "data": {"train": "lines.jsonl", "seq_len": 256, "shuffle": False}, "objective": {"type": "kto"},
-                    "per_device_train_batch_size": 2, "gradient_accumulation_steps": BATCH // 2, "max_steps": STEPS}, "ours")
-        compare(f"{folder}, kto of text, 2 micro-batches", ours, trainer, load_file("ours/model.safetensors"), before, trainer.model.state_dict())
+        talked = [{"prompt": ask(r["prompt"]), "completion": answer(r["completion"]), "label": r["label"]} for r in LABELLED]
+        for form, lines in ("text", LABELLED), ("messages", talked):
+            trainer = recorded(KTOTrainer)(load(model), args=args_of(KTOConfig), processing_class=tokenizer,
+                                           train_dataset=datasets.Dataset.from_list(lines))
+            before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+            trainer.train()
+            write_lines(lines, "lines.jsonl")
+            ours = run({"model": model, "data": {"train": "lines.jsonl", "seq_len": 256, "shuffle": False}, "objective": {"type": "kto"},
+                        "per_device_train_batch_size": 2, "gradient_accumulation_steps": BATCH // 2, "max_steps": STEPS}, "ours")
+            compare(f"{folder}, kto of {form}, 2 micro-batches", ours, trainer, load_file("ours/model.safetensors"), before,
+                    trainer.model.state_dict())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 /* Preferences as text and as the token rows that are made of it: training gives the same bits; and the same losses however a
- * step's samples are divided into micro-batches. */
+ * step's samples are divided into micro-batches. What text ends with. */
 #include "run.h"
 #include "session/text.h"
 
@@ -143,8 +143,43 @@ static void test_labelled(void **state) {
     check_objective("kto", TM_ROWS_LABELLED);
 }
 
+/* ---- what text ends with ----------------------------------------------------------------------------------------- */
+
+static void check_end(const char *dir, const char *tokenizer_config, int32_t want) {
+    tm_source *source;
+    text_tools tools;
+    if (tokenizer_config) run_write(run_path(dir, "tokenizer_config.json"), tokenizer_config);
+    RUN_EXPECT_STATUS(tm_source_open_bare(&source, dir));
+    RUN_EXPECT_STATUS(text_open(&tools, source, 0));
+    assert_int_equal(tools.n_eos, 2);
+    assert_int_equal(tools.eos[0], 1); /* generation stops at either */
+    assert_int_equal(tools.end, want);
+    text_close(&tools);
+    tm_source_close(source);
+}
+
+/* As TRL has it, whatever else a model stops at; in the tiny tokenizer 0, 1 and 2 are <|endoftext|>, <|im_start|> and
+ * <|im_end|>. Llama 3.1 stops at <|end_of_text|> first, and its tokenizer's is <|eot_id|>. */
+static void test_end(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *const files[] = {"tokenizer.json", "config.json"};
+    for (size_t i = 0; i < TM_COUNT(files); i++) {
+        size_t len;
+        char *text = run_read(run_path(TINY, files[i]), &len);
+        run_write(run_path(dir, files[i]), text);
+        free(text);
+    }
+    run_write(run_path(dir, "generation_config.json"), "{\"eos_token_id\": [1, 2]}");
+    check_end(dir, NULL, 1);
+    check_end(dir, "{\"eos_token\": \"<|im_end|>\"}", 2);
+    check_end(dir, "{\"eos_token\": {\"content\": \"<|endoftext|>\", \"lstrip\": false}}", 0);
+    check_end(dir, "{\"eos_token\": null}", 1);
+    check_end(dir, "{\"eos_token\": \"not a token of it\"}", 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_end, run_clean),
         cmocka_unit_test_teardown(test_pairs, run_clean),
         cmocka_unit_test_teardown(test_labelled, run_clean),
     };
