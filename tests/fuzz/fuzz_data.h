@@ -42,4 +42,12 @@ static tm_status read_at(void *ctx, uint64_t offset, void *buf, size_t len) {
     return TM_OK;
 }
 
+/* What is packed is fuzz_packed's: a frame may ask for a window that is larger than the limit here. */
+static bool is_packed(bytes *b) {
+    bool packed;
+    CHECK(tm_data_packed(&(tm_data_source){.ctx = b, .read_at = read_at, .size = b->size, .name = "f"}, &packed) ==
+          TM_OK);
+    return packed;
+}
+
 #endif
