@@ -4,7 +4,7 @@
  * data are found before step 1 and the number of samples, tokens and labels of every step is known then. Afterwards a
  * batch is a function of (step, micro_batch, rank): nothing is drawn from a running state, so a run continues anywhere.
  *
- * Memory: 24 bytes a row, plus the token ids: up to `memory_bytes` of them stay in memory, beyond that all go
+ * Memory: 4 bytes a row of many, 24 of up to 65,536, of preferences, and where only some are taken; plus the token ids: up to `memory_bytes` of them stay in memory, beyond that all go
  * through the caller's spill (a file of the run directory). While records are scanned, one of them, its JSON tree and
  * its ids are held, and what reader.h says. Nothing is allocated after tm_dataset_open*; tm_dataset_memory_bytes says
  * what is held. This folder opens no files: it reads through tm_data_files, tm_data_spill and tm_row_source. Ownership:

@@ -29,15 +29,26 @@ uint64_t tm_dataset_saved_bytes(const tm_dataset *ds) {
     return ds->store.base + ds->store.used + ds->store.n_rows * sizeof(data_row) + sizeof(trailer);
 }
 
-static tm_status write_index(const data_store *s, uint64_t *at, uint64_t *hash) {
-    for (uint64_t i = 0; i < s->n_rows; i += DATA_BLOCK_ROWS) {
-        size_t bytes = (size_t)tm_min_u64(s->n_rows - i, DATA_BLOCK_ROWS) * sizeof(data_row);
-        const data_row *block = data_store_get(s, i);
-        TM_TRY(s->spill->write_at(s->spill->ctx, *at, block, bytes));
-        *hash = tm_hash64(block, bytes, *hash);
+enum { PIECE = DATA_BLOCK_ROWS / 16 };
+
+static tm_status write_rows(const data_store *s, data_row *piece, uint64_t *at, uint64_t *hash) {
+    for (uint64_t i = 0; i < s->n_rows; i += PIECE) {
+        uint64_t n = tm_min_u64(s->n_rows - i, PIECE);
+        size_t bytes = (size_t)n * sizeof *piece;
+        for (uint64_t k = 0; k < n; k++) piece[k] = *data_store_get(s, i + k);
+        TM_TRY(s->spill->write_at(s->spill->ctx, *at, piece, bytes));
+        *hash = tm_hash64(piece, bytes, *hash);
         *at += bytes;
     }
     return TM_OK;
+}
+
+static tm_status write_index(const data_store *s, uint64_t *at, uint64_t *hash) {
+    data_row *piece = tm_calloc(PIECE, sizeof *piece);
+    if (!piece) return tm_nomem(PIECE * sizeof *piece);
+    tm_status rc = write_rows(s, piece, at, hash);
+    tm_free(piece);
+    return rc;
 }
 
 tm_status tm_dataset_save(const tm_dataset *ds, uint64_t key) {
@@ -91,7 +102,8 @@ static tm_status read_index(data_store *s, const trailer *t) {
         TM_TRY(data_store_add_block(s, n));
         data_row *block = data_store_at(s, i);
         TM_TRY(s->spill->read_at(s->spill->ctx, at, block, (size_t)n * sizeof *block));
-        hash = tm_hash64(block, (size_t)n * sizeof *block, hash);
+        for (uint64_t k = 0; k < n; k += PIECE)
+            hash = tm_hash64(block + k, (size_t)tm_min_u64(n - k, PIECE) * sizeof *block, hash);
         for (uint64_t k = 0; k < n; k++)
             if (!is_sound(&block[k], t)) return not_it("damaged");
         at += n * sizeof *block;

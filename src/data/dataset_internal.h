@@ -21,8 +21,26 @@ typedef struct data_row {
 
 enum { DATA_BLOCK_ROWS = 1 << 16 }; /* the index grows by blocks, so that growing never copies */
 
+/* Rows that follow each other in the stream, none of them a preference row: four bytes each instead of 24. */
+enum { DATA_RUN = 64 };
+typedef struct data_run {
+    uint64_t place; /* of the first */
+    uint16_t n_tokens[DATA_RUN], n_labels[DATA_RUN];
+} data_run;
+/* A block that is full becomes runs if it can. */
+typedef struct data_block {
+    data_row *row; /* NULL: in runs */
+    data_run *run;
+} data_block;
+enum { DATA_SHOWN = 16 };
+typedef struct data_shown { /* rows of runs, as they are asked for */
+    data_row row[DATA_SHOWN];
+    unsigned next;
+} data_shown;
+
 typedef struct data_store {
-    data_row **block;
+    data_block *block;
+    data_shown *shown;
     size_t n_blocks, cap_blocks;
     uint64_t n_rows, most_rows, index_bytes;
     char *pool; /* bytes [base, base + used) of the stream; the whole stream while it fits */
@@ -36,15 +54,19 @@ typedef struct data_store {
 /* most_rows: there are never more; a small file then has a small index. */
 void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, uint32_t vocab_size,
                      const tm_data_spill *spill);
+const data_row *data_store_unrun(const data_store *s, uint64_t i);
+/* Until DATA_SHOWN more were asked for. */
 static inline const data_row *data_store_get(const data_store *s, uint64_t i) {
-    return &s->block[i / DATA_BLOCK_ROWS][i % DATA_BLOCK_ROWS];
+    const data_block *b = &s->block[i / DATA_BLOCK_ROWS];
+    return b->row ? &b->row[i % DATA_BLOCK_ROWS] : data_store_unrun(s, i);
 }
+tm_status data_store_expand(data_store *s); /* no runs, so that any row can be set */
 static inline data_row *data_store_at(data_store *s, uint64_t i) {
-    return &s->block[i / DATA_BLOCK_ROWS][i % DATA_BLOCK_ROWS];
+    return &s->block[i / DATA_BLOCK_ROWS].row[i % DATA_BLOCK_ROWS];
 }
 tm_status data_store_add(data_store *s, data_row row);
-tm_status data_store_add_block(data_store *s,
-                               uint64_t n); /* at most DATA_BLOCK_ROWS rows, not set; before only whole ones */
+/* So many rows, at most DATA_BLOCK_ROWS, to be set before the next call; the blocks before are whole. */
+tm_status data_store_add_block(data_store *s, uint64_t n);
 void data_store_truncate(data_store *s, uint64_t n_rows);
 /* Appends a row's ids and bits to the stream; *place is where they lie. */
 tm_status data_store_append(data_store *s, const int32_t *ids, uint32_t n, const tm_buf *bits, uint64_t *place);

@@ -110,6 +110,7 @@ static bool is_all(const selection *s) {
 static tm_status apply(selection *s) {
     uint64_t chosen = 0, first = 0;
     TM_TRY(count_held(s));
+    TM_TRY(data_store_expand(&s->ds->store));
     for (uint32_t g = 0; g < s->files->n_groups; g++) thin(s, g, &chosen);
     data_store_truncate(&s->ds->store, s->out * s->ds->rows_each);
     for (uint32_t g = 0; g < s->files->n_groups && !s->opts->is_held_out; g++) {

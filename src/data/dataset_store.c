@@ -18,8 +18,9 @@ void data_store_init(data_store *s, uint64_t most_rows, uint64_t memory_bytes, u
 }
 
 void data_store_free(data_store *s) {
-    for (size_t i = 0; i < s->n_blocks; i++) tm_free(s->block[i]);
+    for (size_t i = 0; i < s->n_blocks; i++) TM_FREE_ALL(s->block[i].row, s->block[i].run);
     tm_free(s->block);
+    tm_free(s->shown);
     tm_free(s->pool);
     tm_buf_free(&s->packed);
     memset(s, 0, sizeof *s);
@@ -33,41 +34,114 @@ static tm_status add_block(data_store *s, uint64_t rows) {
     size_t bytes = (size_t)rows * sizeof(data_row);
     if (s->n_blocks == s->cap_blocks) {
         size_t cap = s->cap_blocks ? 2 * s->cap_blocks : 16;
-        data_row **grown = tm_realloc(s->block, cap * sizeof *grown);
+        data_block *grown = tm_realloc(s->block, cap * sizeof *grown);
         if (!grown) return tm_nomem(cap * sizeof *grown);
         s->block = grown;
         s->cap_blocks = cap;
     }
-    s->block[s->n_blocks] = tm_malloc(bytes);
-    if (!s->block[s->n_blocks]) return tm_nomem(bytes);
+    s->block[s->n_blocks] = (data_block){.row = tm_malloc(bytes)};
+    if (!s->block[s->n_blocks].row) return tm_nomem(bytes);
     s->n_blocks++;
     s->index_bytes += bytes;
     return TM_OK;
 }
 
+/* ---- runs ---------------------------------------------------------------------------------------------------------- */
+
+static bool are_runs(const data_store *s, const data_row *row) {
+    for (size_t i = 0; i < DATA_BLOCK_ROWS; i++) {
+        bool small = row[i].n_tokens <= UINT16_MAX && !row[i].prompt && !row[i].desirable;
+        bool last = i + 1 == DATA_BLOCK_ROWS;
+        if (!small || (!last && row[i].place + data_row_bytes(s->id_bytes, row[i].n_tokens) != row[i + 1].place))
+            return false;
+    }
+    return true;
+}
+
+/* The last block, which is full. */
+static tm_status make_runs(data_store *s) {
+    enum { RUNS = DATA_BLOCK_ROWS / DATA_RUN };
+    data_block *b = &s->block[s->n_blocks - 1];
+    if (!are_runs(s, b->row)) return TM_OK;
+    if (!s->shown) s->shown = tm_calloc(1, sizeof *s->shown);
+    data_run *run = s->shown ? tm_malloc(RUNS * sizeof *run) : NULL;
+    if (!run) return tm_nomem(RUNS * sizeof *run);
+    for (size_t i = 0; i < DATA_BLOCK_ROWS; i++) {
+        data_run *r = &run[i / DATA_RUN];
+        if (i % DATA_RUN == 0) r->place = b->row[i].place;
+        r->n_tokens[i % DATA_RUN] = (uint16_t)b->row[i].n_tokens;
+        r->n_labels[i % DATA_RUN] = (uint16_t)b->row[i].n_labels;
+    }
+    tm_free(b->row);
+    *b = (data_block){.run = run};
+    s->index_bytes -= DATA_BLOCK_ROWS * sizeof(data_row) - RUNS * sizeof *run;
+    return TM_OK;
+}
+
+static data_row row_of(const data_store *s, uint64_t i) {
+    const data_run *r = &s->block[i / DATA_BLOCK_ROWS].run[i % DATA_BLOCK_ROWS / DATA_RUN];
+    data_row row = {.place = r->place, .n_tokens = r->n_tokens[i % DATA_RUN], .n_labels = r->n_labels[i % DATA_RUN]};
+    for (size_t k = 0; k < i % DATA_RUN; k++) row.place += data_row_bytes(s->id_bytes, r->n_tokens[k]);
+    return row;
+}
+
+const data_row *data_store_unrun(const data_store *s, uint64_t i) {
+    data_row *row = &s->shown->row[s->shown->next++ % DATA_SHOWN];
+    *row = row_of(s, i);
+    return row;
+}
+
+tm_status data_store_expand(data_store *s) {
+    for (size_t b = 0; b < s->n_blocks; b++) {
+        if (s->block[b].row) continue;
+        data_row *row = tm_malloc(DATA_BLOCK_ROWS * sizeof *row);
+        if (!row) return tm_nomem(DATA_BLOCK_ROWS * sizeof *row);
+        for (size_t i = 0; i < DATA_BLOCK_ROWS; i++) row[i] = row_of(s, b * DATA_BLOCK_ROWS + i);
+        s->index_bytes += DATA_BLOCK_ROWS * sizeof *row - DATA_BLOCK_ROWS / DATA_RUN * sizeof(data_run);
+        tm_free(s->block[b].run);
+        s->block[b] = (data_block){.row = row};
+    }
+    return TM_OK;
+}
+
+/* ---- rows ---------------------------------------------------------------------------------------------------------- */
+
+/* A block becomes runs when the next one begins: the last is as it was, so that a small index is an array. */
+static tm_status next_block(data_store *s, uint64_t rows) {
+    if (s->n_blocks && s->block[s->n_blocks - 1].row) TM_TRY(make_runs(s));
+    return add_block(s, rows);
+}
+
 tm_status data_store_add(data_store *s, data_row row) {
     TM_ASSERT(s->n_rows < s->most_rows);
     if (s->n_rows == s->n_blocks * (uint64_t)DATA_BLOCK_ROWS)
-        TM_TRY(add_block(s, tm_min_u64(DATA_BLOCK_ROWS, s->most_rows - s->n_rows)));
-    s->block[s->n_rows / DATA_BLOCK_ROWS][s->n_rows % DATA_BLOCK_ROWS] = row;
+        TM_TRY(next_block(s, tm_min_u64(DATA_BLOCK_ROWS, s->most_rows - s->n_rows)));
+    *data_store_at(s, s->n_rows) = row;
     s->n_rows++;
     return TM_OK;
 }
 
 tm_status data_store_add_block(data_store *s, uint64_t n) {
     TM_ASSERT(s->n_rows == s->n_blocks * (uint64_t)DATA_BLOCK_ROWS && n <= DATA_BLOCK_ROWS);
-    TM_TRY(add_block(s, n));
+    TM_TRY(next_block(s, n));
     s->n_rows += n;
     return TM_OK;
+}
+
+static uint64_t block_bytes(const data_block *b) {
+    return b->row ? DATA_BLOCK_ROWS * sizeof *b->row : DATA_BLOCK_ROWS / DATA_RUN * sizeof *b->run;
 }
 
 void data_store_truncate(data_store *s, uint64_t n_rows) {
     size_t n = (size_t)((n_rows + DATA_BLOCK_ROWS - 1) / DATA_BLOCK_ROWS);
     s->n_rows = n_rows;
     for (; s->n_blocks > n; s->n_blocks--) {
-        tm_free(s->block[s->n_blocks - 1]);
-        s->index_bytes = (s->n_blocks - 1) * DATA_BLOCK_ROWS * sizeof(data_row); /* the last one may be shorter */
+        data_block *b = &s->block[s->n_blocks - 1];
+        TM_FREE_ALL(b->row, b->run);
+        *b = (data_block){0};
     }
+    s->index_bytes = 0;
+    for (size_t i = 0; i < s->n_blocks; i++) s->index_bytes += block_bytes(&s->block[i]);
 }
 
 static tm_status resize_pool(data_store *s, uint64_t room) {
@@ -135,13 +209,13 @@ tm_status data_store_append(data_store *s, const int32_t *ids, uint32_t n, const
 
 /* The index's last block has room for what might have come. */
 static tm_status trim_index(data_store *s) {
-    if (!s->n_blocks) return TM_OK;
-    uint64_t before = (s->n_blocks - 1) * (uint64_t)DATA_BLOCK_ROWS;
-    size_t bytes = (size_t)(s->n_rows - before) * sizeof(data_row);
-    data_row *block = tm_realloc(s->block[s->n_blocks - 1], bytes);
-    if (!block) return tm_nomem(bytes);
-    s->block[s->n_blocks - 1] = block;
-    s->index_bytes = before * sizeof(data_row) + bytes;
+    if (!s->n_blocks || !s->block[s->n_blocks - 1].row) return TM_OK;
+    size_t bytes = (size_t)(s->n_rows - (s->n_blocks - 1) * (uint64_t)DATA_BLOCK_ROWS) * sizeof(data_row);
+    data_row *row = tm_realloc(s->block[s->n_blocks - 1].row, bytes);
+    if (!row) return tm_nomem(bytes);
+    s->block[s->n_blocks - 1].row = row;
+    s->index_bytes = bytes;
+    for (size_t i = 0; i + 1 < s->n_blocks; i++) s->index_bytes += block_bytes(&s->block[i]);
     return TM_OK;
 }
 

@@ -222,6 +222,54 @@ static void test_threads(void **state) {
     tm_buf_free(&text);
 }
 
+/* Sample i is a letter so many times, by i. */
+static const char *text_of(int i) {
+    static char text[16];
+    int n = i % 7 + 1;
+    memset(text, 'a' + i % LETTERS, (size_t)n);
+    text[n] = 0;
+    return text;
+}
+
+static void check_sample(tm_dataset *ds, uint64_t at, int i) {
+    int32_t ids[64], labels[64];
+    tm_batch_shape shape;
+    assert_int_equal(
+        tm_dataset_batch(ds, at, 0, 0, &(tm_batch_arrays){.capacity = 64, .ids = ids, .labels = labels}, &shape),
+        TM_OK);
+    assert_int_equal(shape.mask_tokens, i % 7 + 2);
+    for (int t = 0; t <= i % 7; t++) assert_int_equal(ids[t], i % LETTERS + 1);
+}
+
+/* More samples than an index keeps as they are. */
+static void test_many(void **state) {
+    (void)state;
+    enum { N = 200000 };
+    tm_buf text = {0};
+    for (int i = 0; i < N; i++) assert_int_equal(tm_buf_printf(&text, "{\"text\": \"%s\"}\n", text_of(i)), TM_OK);
+    world w = {.name = {"1.jsonl"}, .text = {text.data}, .n = 1};
+    tm_dataset *ds = NULL;
+    assert_int_equal(open_all(&ds, &w, NULL, 0, &(tm_dataset_opts){.vocab_size = 28}), TM_OK);
+    assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
+    assert_int_equal(tm_dataset_get_counts(ds)->samples, N);
+    for (int i = 0; i < N; i += 61) check_sample(ds, (uint64_t)i, i);
+    check_sample(ds, N - 1, N - 1);
+    uint64_t rows = 24 * (N % 65536) + 3 * 1024 * 264, ids = N * 22; /* at most: 9 ids, their bits, a hash */
+    assert_true(tm_dataset_memory_bytes(ds) < rows + ids + 4096);
+    tm_dataset_close(ds);
+    const tm_data_group few = {.n_files = 1, .samples = 150000};
+    assert_int_equal(open_all(&ds, &w, &few, 1, &(tm_dataset_opts){.vocab_size = 28}), TM_OK);
+    assert_int_equal(tm_dataset_set_batches(ds, 1, 1, 1), TM_OK);
+    assert_int_equal(tm_dataset_get_counts(ds)->samples, 150000);
+    int i = 0;
+    for (uint64_t at = 0; at < 150000; at++, i++) { /* in the order of the file, each once: they can be found */
+        while (i < N && tm_dataset_row_tokens(ds, at) != (uint32_t)(i % 7 + 2)) i++;
+        assert_true(i < N);
+    }
+    tm_dataset_close(ds);
+    tm_buf_free(&text);
+}
+
 /* ---- held out ------------------------------------------------------------------------------------------------------- */
 
 static void check_split(double held_out, tm_data_group one, unsigned want, unsigned train_samples) {
@@ -315,6 +363,7 @@ int main(void) {
         cmocka_unit_test(test_held_out),
         cmocka_unit_test(test_held_out_of_repeated),
         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_many),
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_unknown_columns),
     };
