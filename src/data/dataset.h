@@ -220,7 +220,8 @@ TM_MUST_USE tm_status tm_dataset_set_batches(tm_dataset *ds, uint32_t samples, u
 uint64_t tm_dataset_steps_per_epoch(const tm_dataset *ds); /* ceil(samples / (A*R*B)); of packs: of the first epoch */
 /* Of the first `epochs` epochs, which may be fractional: rounded up. Of packs it visits every sample of each. */
 uint64_t tm_dataset_steps(const tm_dataset *ds, double epochs);
-bool tm_dataset_has_documents(const tm_dataset *ds); /* rows are several */
+bool tm_dataset_ends_epoch(const tm_dataset *ds, uint64_t steps); /* with so many steps an epoch is done */
+bool tm_dataset_has_documents(const tm_dataset *ds);              /* rows are several */
 
 typedef struct tm_batch_shape {
     uint32_t samples;      /* B'; of packs: in them */

@@ -97,6 +97,12 @@ static data_epoch epoch_of(const tm_dataset *ds, uint64_t step) {
     return (data_epoch){epoch, epoch * steps, ds->n_samples};
 }
 
+bool tm_dataset_ends_epoch(const tm_dataset *ds, uint64_t steps) {
+    if (!steps) return false;
+    data_epoch epoch = epoch_of(ds, steps - 1);
+    return epoch.first_step + (epoch.rows - 1) / ds->per_step + 1 == steps;
+}
+
 data_rows_of data_batch_rows(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank) {
     data_epoch epoch = epoch_of(ds, step);
     data_rows_of at = {.epoch = epoch.number};

@@ -208,6 +208,8 @@ void trainer_kill_point(const char *name);
 /* The state after the step that comes next will be committed (or looked at): nothing may be read ahead for the one
  * after it. To be asked before that step. */
 bool trainer_commit_due(const trainer *t);
+/* Every so many steps, or at the end of each epoch, where that is how it was said (TM_BY_EPOCH_*)? `step` are done. */
+bool trainer_due(const trainer *t, int64_t every, unsigned by_epoch, int64_t step);
 tm_status trainer_commit(trainer *t);
 bool trainer_may_go_on(void *t);                           /* a signal came: there is time to end the step */
 tm_status trainer_numerics(const trainer *t, tm_buf *out); /* what computes, as text */

@@ -79,7 +79,7 @@ static const double SILENT_ON_TERMINAL = 600, SILENT_ELSEWHERE = 60;
 static bool stays(const trainer *t, int64_t step) {
     int64_t every = t->s.cfg->logging_steps, total = t->s.cfg->total_steps;
     if (step == total) return true;
-    if (every > 0) return step % every == 0;
+    if (every > 0) return trainer_due(t, every, TM_BY_EPOCH_LOG, step);
     double tenth = (double)total / 10;
     bool silent = since(t->said.ns) >= (tm_live_possible() ? SILENT_ON_TERMINAL : SILENT_ELSEWHERE);
     return step == t->life.start_step + 1 || silent || floor((double)step / tenth) > floor((double)(step - 1) / tenth);

@@ -177,7 +177,7 @@ static tm_status write_checkpoint(trainer *t) {
 /* Is one due, and how did the evaluation of this step, if any, turn out? */
 tm_status trainer_save_checkpoint(trainer *t) {
     const tm_config *c = t->s.cfg;
-    bool due = c->save_best ? is_better(t, t->saves.loss) : c->save_steps > 0 && t->step % c->save_steps == 0;
+    bool due = c->save_best ? is_better(t, t->saves.loss) : trainer_due(t, c->save_steps, TM_BY_EPOCH_SAVE, t->step);
     if (!due) return TM_OK;
     TM_TRY(write_checkpoint(t));
     trainer_note_best(t);

@@ -133,13 +133,19 @@ static tm_status timed_step(trainer *t) {
     return TM_OK;
 }
 
+bool trainer_due(const trainer *t, int64_t every, unsigned by_epoch, int64_t step) {
+    if (every <= 0) return false;
+    if (t->s.cfg->by_epoch & by_epoch) return tm_dataset_ends_epoch(data_set(t->s.train), (uint64_t)step);
+    return step % every == 0;
+}
+
 /* Evaluation and checkpoint of a step. They only read the state: a signal in the middle leaves it whole. */
 static tm_status after_step(trainer *t) {
     const tm_config *c = t->s.cfg;
     bool last = t->step >= c->total_steps;
     t->unfinished = true;
     t->saves.loss = NAN;
-    if (last || (c->eval_steps > 0 && t->step % c->eval_steps == 0)) TM_TRY(evaluate(t));
+    if (last || trainer_due(t, c->eval_steps, TM_BY_EPOCH_EVAL, t->step)) TM_TRY(evaluate(t));
     if (last)
         trainer_note_best(t);
     else

@@ -140,8 +140,8 @@ tm_status trainer_watch_start(trainer *t) {
 static bool looked_at(const trainer *t) {
     const tm_config *c = t->s.cfg;
     int64_t next = t->step + 1;
-    return next >= c->total_steps || (c->eval_steps > 0 && t->s.eval && next % c->eval_steps == 0) ||
-           (c->save_steps > 0 && next % c->save_steps == 0) || trainer_commit_due(t);
+    return next >= c->total_steps || (t->s.eval && trainer_due(t, c->eval_steps, TM_BY_EPOCH_EVAL, next)) ||
+           trainer_due(t, c->save_steps, TM_BY_EPOCH_SAVE, next) || trainer_commit_due(t);
 }
 
 void trainer_watch_announce(trainer *t, const tm_plan *plan) {

@@ -164,6 +164,8 @@ static void each_sample_once_an_epoch(void **state) {
             each_once(&l);
             assert_int_equal(steps, (l.rows - 1) / (g[0] * g[1] * g[2]) + 1);
             if (epoch == 0) assert_int_equal(steps, tm_dataset_steps_per_epoch(ds));
+            for (uint64_t s = step + 1; s <= step + steps; s++)
+                assert_int_equal(tm_dataset_ends_epoch(ds, s), s == step + steps);
             step += steps;
         }
         tm_dataset_close(ds);
@@ -265,6 +267,7 @@ static void epochs_in_parts(void **state) {
     ds = open_samples(700, opts);
     assert_int_equal(tm_dataset_set_batches(ds, 2, 1, 1), TM_OK);
     assert_int_equal(tm_dataset_steps(ds, 2.5), 875);
+    assert_true(tm_dataset_ends_epoch(ds, 700) && !tm_dataset_ends_epoch(ds, 699) && !tm_dataset_ends_epoch(ds, 0));
     tm_dataset_close(ds);
 }
 
