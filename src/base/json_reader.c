@@ -275,6 +275,7 @@ tm_status tm_json_reader_open(tm_json_reader **out, tm_read_fn read, void *ctx, 
     r->hash_seed = tm_now_ns() ^ (uint64_t)(uintptr_t)r;
     tm_status rc = open_input(&r->input, read, ctx, name, flags);
     if (rc == TM_OK) rc = skip_byte_order_mark(&r->input);
+    if (rc == TM_OK) rc = tm_buf_reserve(&r->token, (size_t)tm_min_u64(r->input.len, 4096)); /* over memory: once */
     if (rc != TM_OK) {
         tm_json_reader_close(r);
         return rc;

@@ -10,15 +10,15 @@ typedef struct block {
 } block;
 
 struct tm_json_doc {
-    block *blocks; /* the first one is being filled */
-    size_t total, max;
+    block *blocks;            /* the first one is being filled */
+    size_t total, max, first; /* first: bytes of the first block */
     tm_json *root;
 };
 
 enum { FIRST_BLOCK = 2048, LARGEST_BLOCK = 1 << 20 };
 
 static tm_status add_block(tm_json_doc *doc, size_t need) {
-    size_t cap = doc->blocks ? (size_t)tm_min_u64(doc->blocks->cap * 2, LARGEST_BLOCK) : FIRST_BLOCK;
+    size_t cap = doc->blocks ? (size_t)tm_min_u64(doc->blocks->cap * 2, LARGEST_BLOCK) : doc->first;
     if (cap < need) cap = need;
     cap = (size_t)tm_min_u64(cap, doc->max - doc->total);
     if (cap < need) return tm_fail(TM_EINPUT, "JSON text needs more than %zu bytes as a tree", doc->max);
@@ -129,6 +129,7 @@ tm_status tm_json_parse(tm_json_doc **out, const char *text, size_t len, const c
     tm_json_doc *doc = tm_calloc(1, sizeof *doc);
     if (!doc) return tm_nomem(sizeof *doc);
     doc->max = max_bytes ? max_bytes : (size_t)(64 * TM_MIB);
+    doc->first = (size_t)tm_min_u64(FIRST_BLOCK + 2 * (uint64_t)len, LARGEST_BLOCK);
     flags &= ~(unsigned)TM_JSON_LINES;
     tm_status rc;
     TM_GO(tm_json_reader_open(&r, tm_mem_source_read, &source, name, flags, doc->max));

@@ -17,6 +17,10 @@ const tm_dataset_counts *tm_dataset_get_counts(const tm_dataset *ds) {
 uint64_t tm_dataset_fingerprint(const tm_dataset *ds) {
     return ds->fingerprint;
 }
+double tm_dataset_index_bytes(const tm_dataset *ds) {
+    bool runs = ds->store.n_blocks > 1 ? ds->store.block[0].run != NULL : ds->kind == TM_ROWS_PLAIN && !ds->is_rows;
+    return runs ? (double)sizeof(data_run) / DATA_RUN : (double)sizeof(data_row);
+}
 uint64_t tm_dataset_rows(const tm_dataset *ds) {
     return ds->store.n_rows;
 }

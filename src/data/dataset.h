@@ -209,6 +209,7 @@ uint32_t tm_dataset_row_tokens(const tm_dataset *ds, uint64_t row);
 uint64_t tm_dataset_fingerprint(const tm_dataset *ds);
 double tm_dataset_part(const tm_dataset *ds); /* of the files' bytes that was read; 1: all */
 uint64_t tm_dataset_memory_bytes(const tm_dataset *ds);
+double tm_dataset_index_bytes(const tm_dataset *ds); /* of a row more, where there are many */
 uint64_t tm_dataset_spilled_bytes(const tm_dataset *ds);
 uint64_t tm_dataset_saved_bytes(const tm_dataset *ds); /* with the index and what else tm_dataset_save writes */
 

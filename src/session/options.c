@@ -116,9 +116,8 @@ job_shape session_eval_shape(const session *s) {
 
 /* Of a file that was read in part, the index of what is beyond as well. */
 static uint64_t data_bytes(data_file *f) {
-    enum { INDEX_BYTES = 24 }; /* a row */
-    double beyond = (double)tm_dataset_get_counts(data_set(f))->samples * (1 / data_part(f) - 1);
-    return tm_dataset_memory_bytes(data_set(f)) + (uint64_t)beyond * INDEX_BYTES;
+    double beyond = (double)tm_dataset_rows(data_set(f)) * (1 / data_part(f) - 1);
+    return tm_dataset_memory_bytes(data_set(f)) + (uint64_t)(beyond * tm_dataset_index_bytes(data_set(f)));
 }
 
 /* What is left on the heap of a tokenizer that was read, or takes to be written down again from a GGUF file: about

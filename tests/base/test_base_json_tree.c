@@ -13,6 +13,33 @@ static tm_json_doc *parse(const char *text, unsigned flags) {
     return doc;
 }
 
+/* Strings are read eight bytes at a time: what ends or breaks one is found at every place of them. */
+static void bytes_of_strings_at_every_place(void **state) {
+    (void)state;
+    static const struct {
+        const char *in, *out; /* NULL: refused */
+    } cases[] = {{"\\\"", "\""},   {"\\\\", "\\"}, {"\xC3\xA4", "\xC3\xA4"},
+                 {"\x7f", "\x7f"}, {" ", " "},     {"!", "!"},
+                 {"#", "#"},       {"[", "["},     {"]", "]"},
+                 {"\x1f", NULL},   {"\n", NULL},   {"\x80", NULL},
+                 {"\xff", NULL}};
+    for (size_t c = 0; c < TM_COUNT(cases); c++)
+        for (int at = 0; at <= 17; at++) {
+            char text[64], want[64];
+            tm_json_doc *doc;
+            snprintf(text, sizeof text, "[\"%.*s%s%.*s\"]", at, "aaaaaaaaaaaaaaaaa", cases[c].in, 17 - at,
+                     "bbbbbbbbbbbbbbbbb");
+            tm_status rc = tm_json_parse(&doc, text, strlen(text), "t", 0, 0);
+            assert_int_equal(rc, cases[c].out ? TM_OK : TM_EINPUT);
+            tm_error_clear();
+            if (!cases[c].out) continue;
+            snprintf(want, sizeof want, "%.*s%s%.*s", at, "aaaaaaaaaaaaaaaaa", cases[c].out, 17 - at,
+                     "bbbbbbbbbbbbbbbbb");
+            assert_string_equal(tm_json_root(doc)->child->text, want);
+            tm_json_free(doc);
+        }
+}
+
 static void tree_has_the_text(void **state) {
     (void)state;
     tm_json_doc *doc =
@@ -276,6 +303,7 @@ static void every_allocation_of_the_tree_may_fail(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_of_strings_at_every_place),
         cmocka_unit_test(tree_has_the_text),
         cmocka_unit_test(tree_refuses_what_the_reader_refuses),
         cmocka_unit_test(tree_memory_is_bounded),
