@@ -25,7 +25,7 @@ uint64_t tm_dataset_rows(const tm_dataset *ds) {
     return ds->store.n_rows;
 }
 uint32_t tm_dataset_row_tokens(const tm_dataset *ds, uint64_t row) {
-    return data_store_get(&ds->store, row)->n_tokens;
+    return data_store_size(&ds->store, row).n_tokens;
 }
 double tm_dataset_part(const tm_dataset *ds) {
     return ds->part;

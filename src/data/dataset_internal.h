@@ -60,6 +60,14 @@ static inline const data_row *data_store_get(const data_store *s, uint64_t i) {
     const data_block *b = &s->block[i / DATA_BLOCK_ROWS];
     return b->row ? &b->row[i % DATA_BLOCK_ROWS] : data_store_unrun(s, i);
 }
+/* Tokens and labels of a row, and of the row source its place: what the shape of a micro-batch is made of. */
+static inline data_row data_store_size(const data_store *s, uint64_t i) {
+    const data_block *b = &s->block[i / DATA_BLOCK_ROWS];
+    size_t at = i % DATA_BLOCK_ROWS;
+    if (b->row) return b->row[at];
+    const data_run *r = &b->run[at / DATA_RUN];
+    return (data_row){.n_tokens = r->n_tokens[at % DATA_RUN], .n_labels = r->n_labels[at % DATA_RUN]};
+}
 tm_status data_store_expand(data_store *s); /* no runs, so that any row can be set */
 static inline data_row *data_store_at(data_store *s, uint64_t i) {
     return &s->block[i / DATA_BLOCK_ROWS].row[i % DATA_BLOCK_ROWS];

@@ -121,17 +121,17 @@ static void add_row(tm_batch_shape *shape, uint32_t n_tokens, uint64_t mask_toke
 }
 
 static void add_stored(const tm_dataset *ds, tm_batch_shape *shape, uint64_t row) {
-    const data_row *r = data_store_get(&ds->store, row);
-    add_row(shape, r->n_tokens, ds->is_rows ? r->place : r->n_tokens, r->n_labels);
+    data_row r = data_store_size(&ds->store, row);
+    add_row(shape, r.n_tokens, ds->is_rows ? r.place : r.n_tokens, r.n_labels);
 }
 
 static void add_pack(const tm_dataset *ds, tm_batch_shape *shape, uint64_t epoch, uint64_t row) {
     uint32_t n, tokens = 0, labels = 0;
     const uint64_t *sample = data_pack_samples(ds->packer, epoch, row, &n);
     for (uint32_t i = 0; i < n; i++) {
-        const data_row *r = data_store_get(&ds->store, sample[i]);
-        tokens += r->n_tokens;
-        labels += r->n_labels;
+        data_row r = data_store_size(&ds->store, sample[i]);
+        tokens += r.n_tokens;
+        labels += r.n_labels;
     }
     add_row(shape, tokens, tokens, labels);
     shape->samples += n;
