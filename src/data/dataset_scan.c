@@ -312,6 +312,7 @@ static tm_status complete(tm_dataset *ds, const tm_dataset_opts *opts) {
 tm_status tm_dataset_open_saved(tm_dataset **out, uint64_t size, uint64_t key, const tm_dataset_opts *opts) {
     tm_status rc;
     *out = NULL;
+    TM_TRY(check_rows(opts, "the data"));
     TM_TRY(create(out, opts, UINT64_MAX));
     (*out)->shuffle = opts->shuffle;
     TM_GO(data_cache_read(*out, size, key));

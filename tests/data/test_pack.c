@@ -363,6 +363,17 @@ static void text_goes_on_in_further_rows(void **state) {
     tm_error_clear();
 }
 
+/* Samples that were scanned by another run without packing are not packed either, where they cannot be. */
+static void saved_preferences_are_not_packed(void **state) {
+    (void)state;
+    tm_dataset_opts opts = packed(64);
+    tm_dataset *ds;
+    opts.rows = TM_ROWS_PAIRS;
+    assert_int_equal(tm_dataset_open_saved(&ds, 0, 0, &opts), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "not for preferences"));
+    tm_error_clear();
+}
+
 static void texts_side_by_side(void **state) {
     (void)state;
     tm_dataset_opts opts = defaults();
@@ -427,6 +438,7 @@ int main(void) {
         cmocka_unit_test_setup(lengths_are_alike, clean_record),
         cmocka_unit_test_setup(text_goes_on_in_further_rows, clean_record),
         cmocka_unit_test_setup(texts_side_by_side, clean_record),
+        cmocka_unit_test_setup(saved_preferences_are_not_packed, clean_record),
         cmocka_unit_test_setup(rows_bring_their_documents, clean_record),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
