@@ -147,24 +147,33 @@ static run_result interrupted(const char *config, const char *output) {
     return r;
 }
 
+/* So many steps were committed. */
+static long committed(const run_result *r) {
+    const char *at = strstr(r->err, "stopped by signal 2; step ");
+    if (!at) fail_msg("%s", r->err);
+    return strtol(at + 26, NULL, 10);
+}
+
 static void tokens_are_kept_for_the_next_start(void **state) {
     (void)state;
     static const char used[] = "tokenised by an earlier start, which is used";
     const char *dir = run_dir(), *config = large_job(dir), *output = run_path(dir, "out");
     run_result r = interrupted(config, output);
     assert_null(strstr(r.err, used));
+    const char *more = run_format("max_steps=%ld", committed(&r) + 2);
     run_free(&r);
-    const char *tokens = tokens_in(output);
-    assert_non_null(tokens);
-    r = interrupted(config, output); /* a resumed run has the same data, or it would be refused */
+    assert_non_null(tokens_in(output));
+    run_write(run_path(output, ".tokens-train-0123456789abcdef"), "of data that were others");
+    r = run((run_opts){0}, "train", config, "--set", more, NULL);
+    RUN_OK(&r);
     assert_non_null(strstr(r.err, used));
-    assert_non_null(strstr(r.err, "going on from step"));
+    assert_non_null(strstr(r.err, "going on from step")); /* the same data, or it would be refused */
+    assert_null(tokens_in(output)); /* nothing is left of a run that is finished, nor what no run can use */
     run_free(&r);
     r = run((run_opts){0}, "train", config, "--resume", "never", "--set", "max_steps=2", "--set", "data.seq_len=128",
             NULL);
-    RUN_OK(&r); /* other rows: made anew, and what was made before is away */
+    RUN_OK(&r);
     assert_null(strstr(r.err, used));
-    assert_null(tokens_in(output)); /* nor is anything left of a run that is finished */
     run_free(&r);
 }
 
@@ -172,9 +181,7 @@ static void damaged_tokens_are_made_again(void **state) {
     (void)state;
     const char *dir = run_dir(), *config = large_job(dir), *output = run_path(dir, "out");
     run_result r = interrupted(config, output);
-    const char *at = strstr(r.err, "stopped by signal 2; step ");
-    assert_non_null(at);
-    long step = strtol(at + 26, NULL, 10);
+    long step = committed(&r);
     run_free(&r);
     const char *tokens = tokens_in(output);
     struct stat st;
