@@ -117,13 +117,16 @@ static tm_status take_items(data_files *f, const tm_data_items *items) {
     return TM_OK;
 }
 
-tm_status data_files_open(data_files **out, const tm_data_items *items, const char *name) {
+tm_status data_files_open(data_files **out, const tm_data_items *items, uint64_t window_bytes, const char *name) {
     tm_status rc;
     data_files *f = tm_calloc(1, sizeof *f);
     *out = NULL;
     if (!f) return tm_nomem(sizeof *f);
     TM_GO(take_items(f, items));
-    for (uint32_t i = 0; i < f->n; i++) TM_GO(look_at(f, i));
+    for (uint32_t i = 0; i < f->n; i++) {
+        f->how[i].window_bytes = window_bytes;
+        TM_GO(look_at(f, i));
+    }
     f->files = (tm_data_files){.ctx = f,
                                .open = open_source,
                                .close = close_source,

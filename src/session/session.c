@@ -31,6 +31,11 @@ tm_status session_load_config(session *s, bool data_optional) {
     return rc;
 }
 
+/* Part of the budget, before there is anything else in it: files by `zstd -19` need 8 MiB. */
+static uint64_t window_bytes(const tm_config *c) {
+    return tm_min_u64(tm_max_u64(session_host_bytes(c) / 8, 8 * TM_MIB), 128 * TM_MIB);
+}
+
 static data_opts dataset_opts(const session *s, const tm_model_config *model, bool eval) {
     const tm_config *c = s->cfg;
     tm_chat_thinking thinking = c->data.enable_thinking ? TM_CHAT_THINKING_ON : TM_CHAT_THINKING_OFF;
@@ -61,6 +66,7 @@ static data_opts dataset_opts(const session *s, const tm_model_config *model, bo
                                    .group_by_length = c->data.group_by_length && !eval,
                                    .seed = c->data.seed},
                        .spill_dir = c->output_dir,
+                       .window_bytes = window_bytes(c),
                        .cache = eval ? "eval" : "train",
                        .owns_cache = session_is_rank0(s)};
 }

@@ -216,7 +216,7 @@ static tm_status open_records(data_file *f, const tm_data_items *items, const te
     o.tokenizer = text->tokenizer;
     o.chat = text->chat;
     o.eos_id = text->end;
-    TM_TRY(data_files_open(&files, items, f->name));
+    TM_TRY(data_files_open(&files, items, opts->window_bytes, f->name));
     bool cached = opts->cache && opts->spill_dir && !opts->lengths_only;
     tm_status rc =
         cached ? open_with_cache(f, files, text->hash, opts, &o) : tm_dataset_open(&f->set, data_files_get(files), &o);

@@ -30,6 +30,7 @@ typedef struct data_opts {
     bool owns_cache;         /* writes that file, and removes it unless data_keep says so; else only reads it */
     bool lengths_only;       /* tokens that do not fit are forgotten: no batch will be asked for (tidemill plan) */
     uint64_t most_bytes;     /* of a file, its first ones; 0: all of it */
+    uint64_t window_bytes;   /* that unpacking a file may take; 0: 128 MiB */
 } data_opts;
 TM_MUST_USE tm_status data_open(data_file **out, const tm_data_items *items, const text_tools *text, const char *model,
                                 const data_opts *opts);
