@@ -161,7 +161,8 @@ static void test_configuration(void **state) {
         {"adapter={\"type\": \"loha\"}", "loha"},
         {"data.packing=true", "packing"},
         {"data.format=csv", "csv"},
-        {"objective.type=dpo", "dpo"},
+        {"objective.type=dpo", "chosen_input_ids"},
+        {"objective.type=grpo", "grpo"},
         {"memory.update=B", "memory.update"},
         {"memory.device=cuda:0", "cuda:0"},
         {"memory.slots=3", "slots"},
@@ -511,8 +512,8 @@ static void test_probe(void **state) {
     PROBE("labels", NULL);
     COLUMNS(&s, ids, {"attention_mask", TM_FMT_I64, 2, {8, 2}, 1});
     PROBE("attention_mask", NULL);
-    COLUMNS(&s, ids, {"segment_ids", TM_FMT_I64, 2, {2, 8}, 1});
-    PROBE("segment_ids", NULL);
+    COLUMNS(&s, ids, {"token_type_ids", TM_FMT_I64, 2, {2, 8}, 1});
+    PROBE("token_type_ids", NULL);
 }
 
 static void test_eval_and_generate(void **state) {
@@ -537,8 +538,8 @@ static void test_eval_and_generate(void **state) {
     refused(&s, "out of range", "generate", "--model", s.model, "--prompt", "x", "--temperature=-1", NULL);
     refused(&s, "nowhere", "generate", "--model", "nowhere", "--prompt", "x", NULL);
     COLUMNS(&s, {"input_ids", TM_FMT_I64, 2, {2, 8}, 1}, {"labels", TM_FMT_I64, 2, {2, 8}, 1},
-            {"segment_ids", TM_FMT_I64, 2, {2, 8}, 1});
-    refused(&s, "segment_ids", "eval", "--model", s.model, "--data", run_path(s.dir, "data.safetensors"), NULL);
+            {"token_type_ids", TM_FMT_I64, 2, {2, 8}, 1});
+    refused(&s, "token_type_ids", "eval", "--model", s.model, "--data", run_path(s.dir, "data.safetensors"), NULL);
 }
 
 /* As many as said: with 0 the prompt is encoded and nothing is generated. */
