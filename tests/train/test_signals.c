@@ -109,7 +109,7 @@ static void every_phase_stops_and_leaves_nothing(void **state) {
 static void the_scan_stops(void **state) {
     (void)state;
     const scene s = scene_open();
-    run_result r = train(&s, &(run_opts){.signal = SIGINT, .stop_at = "poll:100"});
+    run_result r = train(&s, &(run_opts){.signal = SIGINT, .stop_at = "poll:2"});
     assert_null(strstr(r.err, " samples, "));
     assert_non_null(strstr(r.err, "stopping; again to stop at once\n"));
     expect(&r, 1, "stopped by signal 2; nothing was committed");
