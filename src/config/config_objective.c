@@ -51,7 +51,7 @@ static void check_keys(cfg_state *s) {
         const schema_row *row = &schema_rows[schema_index("objective.type")];
         char name[32];
         cfg_wrong(s, v, "\"%s\" has no effect on objective %s; leave it out, or choose another \"objective.type\"",
-                  v->spelled, schema_choice_name(row, o->type, name, sizeof name));
+                  v->spelled, schema_choice_name(row, (int)o->type, name, sizeof name));
     }
 }
 
