@@ -179,16 +179,31 @@ static uint64_t room_for_plans(const way_list *w) {
     return w->budget.host_bytes == UINT64_MAX ? tm_mem_available_bytes() : w->budget.slab_bytes;
 }
 
-/* Where it is frames that decide and not plans, packing has the last word. */
-static tm_status hold_to_packing(const way_list *w, const pass_opts *way, uint64_t room, uint32_t *n) {
+static tm_status has_room(const way_list *w, const pass_opts *way, uint64_t room, uint32_t n, bool *fits) {
     uint64_t least = UINT64_MAX, device = 0, plans;
-    while (*n >= FEW && least > room) {
-        pass_opts o = *way;
-        o.shape.micro_batches = *n;
-        TM_TRY(minimum_of(w, &o, &least, &device, &plans));
-        if (least > room) *n -= 1 + *n / 64;
+    pass_opts o = *way;
+    o.shape.micro_batches = n;
+    if (n >= FEW) TM_TRY(minimum_of(w, &o, &least, &device, &plans));
+    *fits = least <= room;
+    return TM_OK;
+}
+
+/* What lies between frames makes no line: packing has the last word. *n, fewer than `all`, is near; then it is the most. */
+static tm_status hold_to_packing(const way_list *w, const pass_opts *way, uint64_t room, uint32_t all, uint32_t *n) {
+    uint32_t good = 0, bad = all, step = 1, at = *n;
+    while (bad - good > 1 && bad > FEW) {
+        bool fits;
+        TM_TRY(has_room(w, way, room, at, &fits));
+        *(fits ? &good : &bad) = at;
+        if (good && bad < all)
+            at = good + (bad - good) / 2;
+        else if (fits)
+            at = (uint32_t)tm_min_u64(at + step, all - 1);
+        else
+            at = at > step ? at - step : 0;
+        step = 1 + at / 64;
     }
-    if (*n < FEW) *n = 0;
+    *n = good;
     return TM_OK;
 }
 
@@ -201,7 +216,8 @@ static tm_status count_way(way_list *w, uint32_t i, const growth *plans) {
     growth slab;
     TM_TRY(slab_grows(w, way, &slab));
     most = most_with(plans, &slab, room, n);
-    if (grown(&slab, most) > grown(plans, most) / 10 * 9) TM_TRY(hold_to_packing(w, way, room, &most));
+    bool frames = grown(&slab, most) > grown(plans, most) / 10 * 9;
+    if (most >= FEW && (frames || most < 4 * EXACT)) TM_TRY(hold_to_packing(w, way, room, n, &most));
     TM_ASSERT(most < n);
     if (most > w->most_micro_batches) w->most_micro_batches = most;
     if (w->least[i]) return TM_OK; /* known already */

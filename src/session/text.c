@@ -257,7 +257,7 @@ tm_status data_open(data_file **out, const tm_data_items *items, const text_tool
     }
     o.most_bytes = opts->most_bytes;
     TM_GO(data_is_rows(items) && o.held_out == 0 ? open_rows(f, items->item[0].path, opts->most_bytes, &o)
-                                             : open_records(f, items, text, model, opts, &o));
+                                                 : open_records(f, items, text, model, opts, &o));
     *out = f;
 done:
     if (rc != TM_OK) data_close(f);
