@@ -157,7 +157,7 @@ static void trace_outlives_an_interrupt(void **state) {
     size_t len;
     char *text = run_read(trace, &len);
     tm_json_doc *doc;
-    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "trace", 0, 0));
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "trace", 0, TM_GIB));
     assert_non_null(strstr(text, run_format("step %ld", step)));
     tm_json_free(doc);
     free(text);
