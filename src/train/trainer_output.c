@@ -322,9 +322,11 @@ static tm_status know_key(trainer *t) {
     if (!realpath(dir, t->out.here)) snprintf(t->out.here, sizeof t->out.here, "%s", dir);
     tm_status rc = set_paths(t);
     if (rc == TM_OK && session_is_rank0(&t->s)) rc = find_key(t, &e);
-    if (rc == TM_OK && !session_is_rank0(&t->s) && earlier_read(trainer_path(t, "run.json"), &e) == TM_OK)
-        memcpy(t->out.key, e.key, sizeof t->out.key);
-    if (!session_is_rank0(&t->s) && rc == TM_OK) tm_error_clear(); /* the first rank says it */
+    if (rc == TM_OK && !session_is_rank0(&t->s)) {
+        rc = earlier_read(trainer_path(t, "run.json"), &e);
+        if (rc == TM_OK) memcpy(t->out.key, e.key, sizeof t->out.key);
+        if (rc != TM_ENOMEM) rc = TM_OK, tm_error_clear(); /* the first rank says it */
+    }
     tm_json_free(e.doc);
     TM_TRY(session_agree(&t->s, rc));
     memcpy(shared, t->out.key, sizeof t->out.key);
