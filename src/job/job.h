@@ -328,7 +328,7 @@ struct tm_job {
     job_ranks ranks; /* one rank: 1, with all slices */
     const tm_objective *objective;
     tm_objective_spec objective_spec;
-    tm_lane lane[TM_LANES]; /* of each micro-batch; the first one learns */
+    tm_lane_name lane[TM_LANES]; /* of each micro-batch; the first one learns */
     uint32_t n_lanes, n_batches;
     uint32_t columns; /* TM_COLUMN_* */
     const tm_optimizer *update;
@@ -582,11 +582,11 @@ bool elastic_same(const job_ranks *a, const job_ranks *b);
 /* ---- lanes and columns (columns.c) ------------------------------------------------------------------------------ */
 
 /* Lane l of a program is lane l % n_lanes of micro-batch l / n_lanes; its batch is number job_batch_index of job_step.batch. */
-static inline const tm_lane *job_lane(const tm_job *job, uint32_t lane) {
-    return &job->lane[lane % job->n_lanes];
+static inline tm_lane_name job_lane(const tm_job *job, uint32_t lane) {
+    return job->lane[lane % job->n_lanes];
 }
 static inline uint32_t job_batch_index(const tm_job *job, uint32_t lane) {
-    return lane / job->n_lanes * job->n_batches + job_lane(job, lane)->batch;
+    return lane / job->n_lanes * job->n_batches + tm_lane_batch(job_lane(job, lane));
 }
 void job_set_objective(tm_job *job, const tm_objective_spec *spec, bool reference_column); /* spec NULL: sft */
 uint64_t job_columns_bytes(const tm_job *job, uint32_t capacity, uint32_t rows);

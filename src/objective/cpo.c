@@ -6,23 +6,17 @@
  * With label_smoothing e as (1 - e) of that and e of its mirror image. nll: mean over the tokens of all chosen completions. */
 #include "objective/objective_internal.h"
 
-static pair_loss smoothed(const tm_objective_spec *spec, double z) {
-    double e = spec->label_smoothing, d = spec->beta * (-(1 - e) * objective_sigmoid(-z) + e * objective_sigmoid(z));
-    double loss = -(1 - e) * objective_log_sigmoid(z) - e * objective_log_sigmoid(-z);
-    return (pair_loss){.loss = loss, .d_chosen = d, .d_rejected = -d};
-}
-
 static pair_loss cpo_pair(const tm_objective_spec *spec, const pair_terms *t) {
-    pair_loss l = smoothed(spec, spec->beta * (t->chosen - t->rejected));
+    pair_loss l = objective_smoothed(spec->beta, spec->label_smoothing, spec->beta * (t->chosen - t->rejected));
     l.reward_chosen = spec->beta * t->chosen, l.reward_rejected = spec->beta * t->rejected;
     l.logp_chosen = t->chosen, l.logp_rejected = t->rejected;
     return l;
 }
 
 static pair_loss simpo_pair(const tm_objective_spec *spec, const pair_terms *t) {
-    double na = t->chosen_tokens ? t->chosen_tokens : 1, nb = t->rejected_tokens ? t->rejected_tokens : 1;
+    double na = t->chosen_tokens, nb = t->rejected_tokens;
     double a = t->chosen / na, b = t->rejected / nb;
-    pair_loss l = smoothed(spec, spec->beta * (a - b) - spec->simpo_gamma);
+    pair_loss l = objective_smoothed(spec->beta, spec->label_smoothing, spec->beta * (a - b) - spec->simpo_gamma);
     l.d_chosen /= na, l.d_rejected /= nb;
     l.reward_chosen = spec->beta * a, l.reward_rejected = spec->beta * b;
     l.logp_chosen = a, l.logp_rejected = b;
@@ -41,8 +35,5 @@ static double run_simpo(const objective_step *s, const objective_batch *b, doubl
     return objective_pairs(s, b, s->spec->cpo_alpha, sum, simpo_pair);
 }
 
-#define WITHOUT_REFERENCE                                                                                              \
-    .rows = 2, .by_sample = true, .n_metrics = PAIR_METRICS, .metric = objective_pair_metric, .shares = shares,        \
-    .share = objective_share_labels, .metrics = objective_pair_metrics
-const tm_objective objective_cpo = {.name = "cpo", WITHOUT_REFERENCE, .run = run_cpo};
-const tm_objective objective_simpo = {.name = "simpo", WITHOUT_REFERENCE, .run = run_simpo};
+const tm_objective objective_cpo = {OF_PAIRS("cpo"), .shares = shares, .run = run_cpo};
+const tm_objective objective_simpo = {OF_PAIRS("simpo"), .shares = shares, .run = run_simpo};

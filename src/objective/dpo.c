@@ -13,20 +13,6 @@
 
 #include <math.h>
 
-static pair_loss by_difference(double beta, double difference) { /* -log s(beta x) */
-    double z = beta * difference;
-    return (pair_loss){.loss = -objective_log_sigmoid(z),
-                       .d_chosen = -beta * objective_sigmoid(-z),
-                       .d_rejected = beta * objective_sigmoid(-z)};
-}
-
-static pair_loss smoothed(double beta, double smoothing, double difference) {
-    double z = beta * difference,
-           d = beta * (-(1 - smoothing) * objective_sigmoid(-z) + smoothing * objective_sigmoid(z));
-    double loss = -(1 - smoothing) * objective_log_sigmoid(z) - smoothing * objective_log_sigmoid(-z);
-    return (pair_loss){.loss = loss, .d_chosen = d, .d_rejected = -d};
-}
-
 static pair_loss robust(double beta, double smoothing, double difference) {
     double z = beta * difference, all = 1 - 2 * smoothing;
     double d = beta * (-(1 - smoothing) * objective_sigmoid(-z) - smoothing * objective_sigmoid(z)) / all;
@@ -52,12 +38,12 @@ static pair_loss apo_zero(double beta, double a, double b) {
 
 static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
     double a = t->chosen - t->reference_chosen, b = t->rejected - t->reference_rejected, beta = spec->beta;
-    double na = t->chosen_tokens ? t->chosen_tokens : 1, nb = t->rejected_tokens ? t->rejected_tokens : 1;
+    double na = t->chosen_tokens, nb = t->rejected_tokens;
     bool means = spec->loss == TM_LOSS_IPO || spec->loss == TM_LOSS_SIGMOID_NORM;
     pair_loss l = {0};
     switch (spec->loss) {
     case TM_LOSS_SIGMOID:
-        l = smoothed(beta, spec->label_smoothing, a - b);
+        l = objective_smoothed(beta, spec->label_smoothing, beta * (a - b));
         break;
     case TM_LOSS_ROBUST:
         l = robust(beta, spec->label_smoothing, a - b);
@@ -69,7 +55,7 @@ static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
         l = hinge(beta, a - b);
         break;
     case TM_LOSS_SIGMOID_NORM:
-        l = by_difference(beta, a / na - b / nb);
+        l = objective_smoothed(beta, 0, beta * (a / na - b / nb));
         break;
     case TM_LOSS_APO_ZERO:
         l = apo_zero(beta, a, b);
@@ -89,13 +75,4 @@ static double run(const objective_step *s, const objective_batch *b, double *sum
     return objective_pairs(s, b, s->spec->rpo_alpha, sum, pair);
 }
 
-const tm_objective objective_dpo = {.name = "dpo",
-                                    .rows = 2,
-                                    .by_sample = true,
-                                    .reference = true,
-                                    .n_metrics = PAIR_METRICS,
-                                    .metric = objective_pair_metric,
-                                    .shares = shares,
-                                    .share = objective_share_labels,
-                                    .run = run,
-                                    .metrics = objective_pair_metrics};
+const tm_objective objective_dpo = {OF_PAIRS("dpo"), .reference = true, .shares = shares, .run = run};

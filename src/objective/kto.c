@@ -13,11 +13,6 @@ enum { CHOSEN, CHOSEN_ROWS, CHOSEN_LOGP, REJECTED, REJECTED_ROWS, REJECTED_LOGP 
 static const char *const metric[] = {"rewards/chosen", "rewards/rejected", "rewards/margins",
                                      "logps/chosen",   "logps/rejected",   "kl"};
 
-static bool shares(const tm_objective_spec *spec) {
-    (void)spec;
-    return true;
-}
-
 static void share(const objective_step *s, const objective_batch *b, double *shared) {
     const objective_lane *lane = &b->lane[TM_LANE_MISMATCHED];
     (void)s;
@@ -45,7 +40,7 @@ static double run(const objective_step *s, const objective_batch *b, double *sum
         sum[wanted ? CHOSEN_ROWS : REJECTED_ROWS]++;
         sum[wanted ? CHOSEN_LOGP : REJECTED_LOGP] += logp;
     }
-    for (size_t t = (size_t)lane->batch->rows * lane->batch->seq; t < lane->batch->tokens; t++) lane->nll[t] = 0;
+    objective_clear_tail(lane);
     return all;
 }
 
@@ -68,7 +63,7 @@ const tm_objective objective_kto = {.name = "kto",
                                     .columns = TM_COLUMN_DESIRABLE,
                                     .n_metrics = TM_COUNT(metric),
                                     .metric = metric,
-                                    .shares = shares,
+                                    .shares = objective_always,
                                     .share = share,
                                     .run = run,
                                     .metrics = metrics};

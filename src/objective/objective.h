@@ -5,12 +5,12 @@
  * both once more with kto's mismatched rows (each prompt with another sample's completion), which are a batch of their own.
  *
  *     const tm_objective *o = tm_objective_of(TM_OBJECTIVE_DPO);
- *     tm_lane lane[TM_LANES];
+ *     tm_lane_name lane[TM_LANES];
  *     uint32_t lanes = tm_objective_lanes(o, true, lane);            // the policy's, the reference's
  *     objective_step s = {.spec = &spec, .samples = 16, .scale = 1}; // of the whole step
  *     if (tm_objective_shares(o, &spec)) o->share(&s, &b, s.shared); // for each micro-batch, and summed over ranks
  *     loss += o->run(&s, &b, sum);                                   // for each micro-batch; b.lane[POLICY].nll: coefficients
- *     loss / tm_objective_divisor(o, &s); o->metrics(&s, sum, value);
+ *     loss / tm_objective_divisor(o, s.labels, s.samples); o->metrics(&s, sum, value);
  *
  * A new one: a file with its functions and its row, and the row's name in table.c. */
 #ifndef TIDEMILL_OBJECTIVE_H
@@ -29,12 +29,12 @@ typedef enum tm_lane_name {
     TM_LANES
 } tm_lane_name;
 enum { TM_BATCH_ROWS, TM_BATCH_MISMATCHED, TM_BATCHES }; /* what a micro-batch has of the data */
-typedef struct tm_lane {
-    uint8_t name;  /* tm_lane_name */
-    uint8_t batch; /* its rows */
-    bool bare;     /* adapters add nothing: it is the reference */
-    bool learns;   /* else forward only */
-} tm_lane;
+static inline bool tm_lane_is_bare(tm_lane_name lane) {  /* adapters add nothing: it is the reference */
+    return lane >= TM_LANE_REFERENCE;
+}
+static inline uint32_t tm_lane_batch(tm_lane_name lane) { /* whose rows it takes */
+    return lane == TM_LANE_MISMATCHED || lane == TM_LANE_REFERENCE_MISMATCHED ? TM_BATCH_MISMATCHED : TM_BATCH_ROWS;
+}
 
 /* ---- columns ---------------------------------------------------------------------------------------------------- */
 
@@ -92,8 +92,8 @@ typedef struct tm_objective {
 } tm_objective;
 
 const tm_objective *tm_objective_of(tm_objective_type type);
-/* lane [TM_LANES]: those there are, policy first; `reference`: it is a lane (adapters off) where the objective has one. */
-uint32_t tm_objective_lanes(const tm_objective *o, bool reference, tm_lane *lane);
+/* Those there are, the policy first, which alone has a backward; `reference`: it is a lane (adapters off) where the objective has one. */
+uint32_t tm_objective_lanes(const tm_objective *o, bool reference, tm_lane_name lane[TM_LANES]);
 bool tm_objective_shares(const tm_objective *o, const tm_objective_spec *spec);
 double tm_objective_logp(const objective_lane *lane, uint32_t row);                    /* of the row's completion */
 double tm_objective_divisor(const tm_objective *o, uint64_t labels, uint64_t samples); /* of the step's loss sum */

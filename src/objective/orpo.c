@@ -12,7 +12,7 @@ static double rest_of(double a) {
 }
 
 static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
-    double na = t->chosen_tokens ? t->chosen_tokens : 1, nb = t->rejected_tokens ? t->rejected_tokens : 1;
+    double na = t->chosen_tokens, nb = t->rejected_tokens;
     double a = t->chosen / na, b = t->rejected / nb;
     double odds = (a - b) - (log(rest_of(a)) - log(rest_of(b))), d = -spec->beta * objective_sigmoid(-odds);
     return (pair_loss){.loss = -spec->beta * objective_log_sigmoid(odds),
@@ -24,23 +24,9 @@ static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
                        .logp_rejected = b};
 }
 
-static bool shares(const tm_objective_spec *spec) {
-    (void)spec;
-    return true;
-}
-
 static double run(const objective_step *s, const objective_batch *b, double *sum) {
     return objective_pairs(s, b, 1, sum, pair);
 }
 
-const tm_objective objective_orpo = {.name = "orpo",
-                                     .rows = 2,
-                                     .by_sample = true,
-                                     .prompt_labels = true,
-                                     .columns = TM_COLUMN_COMPLETION,
-                                     .n_metrics = PAIR_METRICS,
-                                     .metric = objective_pair_metric,
-                                     .shares = shares,
-                                     .share = objective_share_labels,
-                                     .run = run,
-                                     .metrics = objective_pair_metrics};
+const tm_objective objective_orpo = {OF_PAIRS("orpo"), .prompt_labels = true, .columns = TM_COLUMN_COMPLETION,
+                                     .shares = objective_always, .run = run};

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* x + log(1 + e^-x) without overflow */
+/* log s(x) without overflow */
 double objective_log_sigmoid(double x) {
     return fmin(x, 0) - log1p(exp(-fabs(x)));
 }
@@ -23,6 +23,16 @@ row_logp objective_row(const objective_lane *lane, uint32_t row) {
     for (size_t t = first; t < first + lane->batch->seq; t++)
         if (is_completion(lane, t)) out.sum -= (double)lane->nll[t], out.tokens++;
     return out;
+}
+
+void objective_clear_tail(const objective_lane *lane) {
+    size_t rows = (size_t)lane->batch->rows * lane->batch->seq;
+    for (size_t t = rows; t < lane->batch->tokens; t++) lane->nll[t] = 0;
+}
+
+bool objective_always(const tm_objective_spec *spec) {
+    (void)spec;
+    return true;
 }
 
 double tm_objective_logp(const objective_lane *lane, uint32_t row) {
@@ -84,11 +94,17 @@ static pair_terms terms_of(const objective_batch *b, uint32_t row, bool referenc
     row_logp chosen = objective_row(lane, row), rejected = objective_row(lane, row + 1);
     pair_terms t = {.chosen = chosen.sum,
                     .rejected = rejected.sum,
-                    .chosen_tokens = chosen.tokens,
-                    .rejected_tokens = rejected.tokens};
+                    .chosen_tokens = chosen.tokens ? chosen.tokens : 1,
+                    .rejected_tokens = rejected.tokens ? rejected.tokens : 1};
     if (reference) t.reference_chosen = objective_reference_row(b, TM_LANE_POLICY, row);
     if (reference) t.reference_rejected = objective_reference_row(b, TM_LANE_POLICY, row + 1);
     return t;
+}
+
+pair_loss objective_smoothed(double beta, double smoothing, double z) {
+    double d = beta * (-(1 - smoothing) * objective_sigmoid(-z) + smoothing * objective_sigmoid(z));
+    double loss = -(1 - smoothing) * objective_log_sigmoid(z) - smoothing * objective_log_sigmoid(-z);
+    return (pair_loss){.loss = loss, .d_chosen = d, .d_rejected = -d};
 }
 
 double objective_pairs(const objective_step *s, const objective_batch *b, double nll_weight, double *sum,
@@ -113,7 +129,6 @@ double objective_pairs(const objective_step *s, const objective_batch *b, double
         sum[PAIR_LOGP_REJECTED] += l.logp_rejected;
         sum[PAIR_NLL] += nll;
     }
-    /* what is padding, and tokens past the last row */
-    for (size_t t = (size_t)lane->batch->rows * lane->batch->seq; t < lane->batch->tokens; t++) lane->nll[t] = 0;
+    objective_clear_tail(lane);
     return all;
 }

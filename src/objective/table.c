@@ -11,14 +11,13 @@ const tm_objective *tm_objective_of(tm_objective_type type) {
     return objectives[type];
 }
 
-uint32_t tm_objective_lanes(const tm_objective *o, bool reference, tm_lane *lane) {
+uint32_t tm_objective_lanes(const tm_objective *o, bool reference, tm_lane_name lane[TM_LANES]) {
     uint32_t n = 0;
-    for (uint8_t bare = 0; bare <= (o->reference && reference); bare++)
-        for (uint8_t batch = 0; batch <= o->mismatched; batch++)
-            lane[n++] = (tm_lane){.name = (uint8_t)(batch + (bare ? TM_LANE_REFERENCE : TM_LANE_POLICY)),
-                                  .batch = batch,
-                                  .bare = bare,
-                                  .learns = !bare && batch == TM_BATCH_ROWS};
+    for (tm_lane_name name = 0; name < TM_LANES; name++) {
+        bool there = (o->mismatched || tm_lane_batch(name) == TM_BATCH_ROWS) &&
+                     ((o->reference && reference) || !tm_lane_is_bare(name));
+        if (there) lane[n++] = name;
+    }
     return n;
 }
 

@@ -90,7 +90,7 @@ static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward)
 /* The head's logits of a vocabulary part, from forward to backward. Returns the operation's flag. */
 static uint16_t keeps_logits(pass *x, uint32_t unit, uint32_t s, uint32_t lane) {
     const pass_opts *o = x->o;
-    bool head = tm_model_unit(x->m, unit)->kind == TM_UNIT_HEAD && job_lane(x->job, lane)->learns;
+    bool head = tm_model_unit(x->m, unit)->kind == TM_UNIT_HEAD && job_lane(x->job, lane) == TM_LANE_POLICY;
     uint64_t bytes = head ? tm_head_kept_bytes(x->m, unit, s, o->shape.rows, o->shape.seq) : 0;
     if (!o->backward || o->keep_quarters < PASS_KEEP_LOGITS || bytes == 0) return 0;
     uint32_t *interval = &x->kept_logits[lane * tm_model_unit(x->m, unit)->n_stages + s];
@@ -105,17 +105,13 @@ static void use_logits(pass *x, uint32_t unit, uint32_t s, uint32_t lane, tm_use
 
 /* What a lane computes as: the policy drops some of its adapters' input in training, the reference has none. */
 static uint16_t lane_flags(const pass *x, uint32_t lane) {
-    if (job_lane(x->job, lane)->bare) return OP_BARE;
+    if (tm_lane_is_bare(job_lane(x->job, lane))) return OP_BARE;
     return x->o->backward && x->job->optimizer ? OP_TRAINS : 0;
-}
-
-static bool learns(const pass *x, uint32_t lane) {
-    return job_lane(x->job, lane)->learns;
 }
 
 /* The micro-batch's lane that has a backward. */
 static uint32_t learner(const pass *x, uint32_t mb) {
-    return mb * x->job->n_lanes;
+    return mb * x->job->n_lanes; /* the first */
 }
 
 /* ---- stages -------------------------------------------------------------------------------------------------- */
@@ -216,7 +212,7 @@ static void forward_head(pass *x, uint32_t unit) {
     for (uint32_t s = 0; s < u->n_stages; s++) {
         for (uint32_t lane = 0; lane < x->L; lane++) {
             if (s == 0 || x->o->loss) forward_stage(x, unit, s, lane);
-            if (s > 0 && x->o->logits && learns(x, lane)) emit_logits(x, unit, s, lane);
+            if (s > 0 && x->o->logits && job_lane(x->job, lane) == TM_LANE_POLICY) emit_logits(x, unit, s, lane);
         }
         if (s > 0) x->part_interval[u->stage[s].part[0]] = NONE;
     }

@@ -307,17 +307,24 @@ static void sft(void **state) {
 
 static void lanes(void **state) {
     (void)state;
-    tm_lane of[TM_LANES];
+    tm_lane_name of[TM_LANES];
     assert_int_equal(tm_objective_lanes(tm_objective_of(TM_OBJECTIVE_SFT), true, of), 1);
-    assert_true(of[0].learns && !of[0].bare);
+    assert_int_equal(of[0], TM_LANE_POLICY);
     assert_int_equal(tm_objective_lanes(tm_objective_of(TM_OBJECTIVE_DPO), true, of), 2);
-    assert_true(of[1].bare && !of[1].learns && of[1].batch == TM_BATCH_ROWS && of[1].name == TM_LANE_REFERENCE);
+    assert_int_equal(of[0], TM_LANE_POLICY);
+    assert_int_equal(of[1], TM_LANE_REFERENCE);
     assert_int_equal(tm_objective_lanes(tm_objective_of(TM_OBJECTIVE_DPO), false, of), 1);
     assert_int_equal(tm_objective_lanes(tm_objective_of(TM_OBJECTIVE_KTO), true, of), TM_LANES);
-    assert_true(!of[1].bare && !of[1].learns && of[1].batch == TM_BATCH_MISMATCHED);
-    assert_true(of[3].bare && of[3].batch == TM_BATCH_MISMATCHED && of[3].name == TM_LANE_REFERENCE_MISMATCHED);
+    for (uint32_t i = 0; i < TM_LANES; i++) assert_int_equal(of[i], i);
     assert_int_equal(tm_objective_lanes(tm_objective_of(TM_OBJECTIVE_KTO), false, of), 2);
+    assert_int_equal(of[1], TM_LANE_MISMATCHED);
     assert_int_equal(tm_objective_lanes(tm_objective_of(TM_OBJECTIVE_SIMPO), true, of), 1);
+    static const bool bare[TM_LANES] = {false, false, true, true};
+    static const uint32_t batch[TM_LANES] = {TM_BATCH_ROWS, TM_BATCH_MISMATCHED, TM_BATCH_ROWS, TM_BATCH_MISMATCHED};
+    for (tm_lane_name name = 0; name < TM_LANES; name++) {
+        assert_int_equal(tm_lane_is_bare(name), bare[name]);
+        assert_int_equal(tm_lane_batch(name), batch[name]);
+    }
 }
 
 int main(void) {
