@@ -98,6 +98,8 @@ TM_MUST_USE tm_status tm_adapter_complete(tm_adapter_config *a);
 bool tm_adapter_module(const tm_adapter_config *a, const char *module, tm_adapter_spec *out);
 /* Does a tensor of the checkpoint learn beside its adapter: by modules_to_save, or as a bias? */
 bool tm_adapter_learns(const tm_adapter_config *a, const char *tensor);
+/* No tensor of any base does: without its adapter such a model is the base. */
+bool tm_adapter_keeps_base(const tm_adapter_config *a);
 /* Is it an adapter of this model? `module`: names of all its modules that have tensors. TM_EINPUT where the targets, or
  * what shall be saved, are not there (of a folder: where nothing is), with the names that there are; TM_EUNSUPPORTED where
  * a regular expression is too costly. Names that passed here can be asked for without failing. */

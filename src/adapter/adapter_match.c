@@ -128,6 +128,12 @@ bool tm_adapter_module(const tm_adapter_config *a, const char *module, tm_adapte
     return rc == TM_OK && yes;
 }
 
+bool tm_adapter_keeps_base(const tm_adapter_config *a) {
+    const tm_adapter_choice *saved = &a->modules_to_save;
+    bool any = saved->names.n || saved->regex || saved->all_linear || saved->all_embedding || saved->all_norm;
+    return !any && a->bias == TM_ADAPTER_BIAS_NONE;
+}
+
 bool tm_adapter_learns(const tm_adapter_config *a, const char *tensor) {
     char module[512];
     tm_adapter_spec spec;

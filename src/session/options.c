@@ -99,14 +99,8 @@ const char *session_cache_path(const tm_config *c, const char *name, char *path,
     return path;
 }
 
-static bool chooses(const tm_adapter_choice *c) {
-    return c->names.n || c->regex || c->all_linear || c->all_embedding || c->all_norm;
-}
-
-/* Without its adapter a model is the base only if nothing of the base itself learns. */
 bool session_reference_column(const tm_config *c) {
-    bool bare = c->adapter && !c->reference && !chooses(&c->adapter->modules_to_save) &&
-                c->adapter->bias == TM_ADAPTER_BIAS_NONE;
+    bool bare = c->adapter && !c->reference && tm_adapter_keeps_base(c->adapter);
     return tm_objective_of(c->objective.type)->reference && !bare;
 }
 

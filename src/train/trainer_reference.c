@@ -99,7 +99,7 @@ static job_opts reference_options(const trainer *t) {
     o.roles = &nothing_learns;
     o.adapter = NULL, o.saved = NULL, o.freeze = NULL, o.objective = NULL;
     o.optimizer = o.reference_column = o.commits = false;
-    o.four_bits = 0;
+    o.four_bits = TM_FMT_F32;
     o.n_paths = 0;
     o.slots = 1;
     return o;
@@ -119,16 +119,21 @@ static tm_status check_vocabulary(const trainer *t, const tm_job *job) {
         t->s.cfg->reference, has, own.vocab_size);
 }
 
+/* What fails in a pass on one rank the others do not know of: it ends them all. */
 static tm_status make(trainer *t) {
     reference_pass p = {.t = t};
     job_opts o = reference_options(t);
     uint64_t total = 0;
     for (const reference_table *of = t->reference.table; of < t->reference.table + t->reference.n_tables; of++)
         total += session_reference_steps(&t->s, of->eval, of->batch) * session_samples_a_step(&t->s, of->eval);
-    TM_TRY(job_open(&p.job, &o));
+    tm_status rc = session_agree(&t->s, job_open(&p.job, &o));
+    if (rc != TM_OK) {
+        job_close(p.job);
+        return rc;
+    }
     planner_choice c = {0};
     job_phase phase;
-    tm_status rc = job_agree(p.job, check_vocabulary(t, p.job));
+    rc = session_agree(&t->s, check_vocabulary(t, p.job));
     p.job->sinks.fill = fill;
     p.job->sinks.take_nll = take;
     p.job->sinks.fill_ctx = p.job->sinks.take_ctx = &p;
@@ -162,8 +167,12 @@ static uint64_t key_of(const trainer *t) {
                      session_samples_a_step(&t->s, false),
                      session_samples_a_step(&t->s, true),
                      c->micro_batch_size,
-                     session_batches(&t->s)};
-    return tm_hash64(numerics, strlen(numerics), tm_hash64(of, sizeof of, 0));
+                     session_batches(&t->s),
+                     !c->reference ? c->quantization.type : 0, /* of the model's own matrices */
+                     c->quantization.double_quant,
+                     c->quantization.block};
+    uint64_t key = tm_hash64(numerics, strlen(numerics), tm_hash64(of, sizeof of, 0));
+    return tm_hash64(c->memory.device, strlen(c->memory.device), key);
 }
 
 static uint64_t hash_values(const trainer *t, uint64_t key) {
@@ -205,7 +214,7 @@ static bool read_file(trainer *t, const char *path, uint64_t key) {
     return whole;
 }
 
-static tm_status write_file(trainer *t, const char *path, uint64_t key) {
+static tm_status write_file(const trainer *t, const char *path, uint64_t key) {
     char dir[4096];
     tm_out *out;
     uint64_t hash = hash_values(t, key);
@@ -215,6 +224,14 @@ static tm_status write_file(trainer *t, const char *path, uint64_t key) {
     if (rc == TM_OK) rc = pass_values(t, NULL, out);
     if (rc == TM_OK) rc = tm_out_append(out, &hash, sizeof hash);
     return tm_out_end(out, rc);
+}
+
+/* The values are there all the same. */
+static void keep_values(const trainer *t, const char *path, uint64_t key) {
+    if (!session_is_rank0(&t->s) || write_file(t, path, key) == TM_OK) return;
+    tm_log(TM_LOG_WARN, "the reference's log-probabilities are not kept, and the next start makes them again: %s",
+           tm_error_get()->text);
+    tm_error_clear();
 }
 
 /* The first rank reads and writes; all have the same. */
@@ -232,8 +249,10 @@ static tm_status take_file(trainer *t, const char *path, uint64_t key, bool *the
 static tm_status refuse(trainer *t) {
     tm_error own = *tm_error_get();
     tm_error_clear();
+    t->s.agreed = false; /* all have refused; now they ask again */
     tm_status rc = session_agree(&t->s, trainer_open_job(t));
     if (rc != TM_OK) return rc;
+    t->s.agreed = t->s.comm != NULL;
     tm_error_set(&own);
     return TM_EBUDGET;
 }
@@ -265,10 +284,10 @@ tm_status trainer_make_reference(trainer *t) {
     }
     for (uint32_t i = 0; i < t->reference.n_tables; i++) /* of a damaged file */
         memset(t->reference.table[i].value, 0, t->reference.table[i].n * sizeof(float));
-    tm_status rc = session_agree(&t->s, make(t));
-    if (rc == TM_EBUDGET) return refuse(t);
-    TM_TRY(rc);
-    return session_agree(&t->s, session_is_rank0(&t->s) ? write_file(t, path, key) : TM_OK);
+    tm_status rc = make(t);
+    if (rc == TM_EBUDGET && (!t->s.comm || t->s.agreed)) return refuse(t);
+    if (rc == TM_OK) keep_values(t, path, key);
+    return rc;
 }
 
 void trainer_free_reference(trainer *t) {

@@ -372,6 +372,31 @@ static void test_kept(void **state) {
     assert_null(strstr(r.err, "tidemill-cache/reference-"));
     run_free(&r);
     assert_int_equal(run_entries(run_path(s.dir, "tidemill-cache")), 2);
+    /* where they cannot be kept the run does without */
+    run_remove(run_path(s.dir, "tidemill-cache"));
+    run_write(run_path(s.dir, "tidemill-cache"), "a file");
+    r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s/fifth", s.dir), NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.err, "are not kept"));
+    run_free(&r);
+    other = train_log_read(run_path(s.dir, "fifth"));
+    same("values that are not kept", first.hash, &other);
+    tm_json_free(s.doc);
+}
+
+/* A base in 4 bits is another reference than the folder that it was made of. */
+static void test_quantised_reference(void **state) {
+    scene s = open_scene("pref_dpo");
+    (void)state;
+    write_adapter(&s, "\"type\": \"dpo\"", ", \"modules_to_save\": [\"norm\"]");
+    double logps[2];
+    for (int four = 0; four < 2; four++) {
+        train_log log = train(&s, "out", SETS(four ? "quantization.type=nf4" : "quantization.type=none"));
+        adapted_near("loss", log.step[0].loss, M_LN2, 1e-6); /* the policy is the reference */
+        logps[four] = field(run_path(s.dir, "out"), 1, "logps/chosen");
+        assert_int_equal(run_entries(run_path(s.dir, "tidemill-cache")), 1 + four);
+    }
+    assert_true(fabs(logps[0] - logps[1]) > 1e-3);
     tm_json_free(s.doc);
 }
 
@@ -404,6 +429,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden),   cmocka_unit_test(test_metrics),
                                        cmocka_unit_test(test_variants), cmocka_unit_test(test_micro_batches),
                                        cmocka_unit_test(test_lanes),    cmocka_unit_test(test_one_hash),
-                                       cmocka_unit_test(test_kept),     cmocka_unit_test(test_refused)};
+                                       cmocka_unit_test(test_kept),     cmocka_unit_test(test_quantised_reference),
+                                       cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, NULL, run_clean);
 }
