@@ -200,10 +200,10 @@ static bool objective_lanes(const op_call *c, uint32_t mb, tm_micro_batch batch[
         job_columns v = columns_of(c, job_batch_index(job, lane), frame);
         batch[i] = micro_batch(c, lane, frame);
         out->lane[job->lane[i]] = (objective_lane){.batch = &batch[i],
-                                                        .nll = op_operand_at(c, OPERAND_COEFFICIENT, lane),
-                                                        .completion = v.completion,
-                                                        .desirable = v.desirable,
-                                                        .reference = v.reference};
+                                                   .nll = op_operand_at(c, OPERAND_COEFFICIENT, lane),
+                                                   .completion = v.completion,
+                                                   .desirable = v.desirable,
+                                                   .reference = v.reference};
     }
     return batch[0].rows > 0;
 }
