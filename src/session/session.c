@@ -231,13 +231,20 @@ static tm_status open_base(session *s, bool planning) {
     return session_hash_model(c->model, &s->base_hash);
 }
 
-tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn notice, void *ctx) {
-    tm_model_config model;
+/* The model's config.json, and a tokenizer that is not the model's own. */
+static tm_status open_model(session *s, tm_model_config *model) {
     char path[4096];
     size_t len;
     TM_TRY(tm_source_open_bare(&s->source, s->cfg->model));
+    if (s->cfg->tokenizer) TM_TRY(tm_source_set_tokenizer(s->source, s->cfg->tokenizer));
     const char *json = tm_source_config(s->source, &len);
-    TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(s->cfg->model, path, sizeof path)));
+    s->model_hash = tm_hash64(json, len, 0);
+    return tm_model_config_parse(model, json, len, job_config_name(s->cfg->model, path, sizeof path));
+}
+
+tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn notice, void *ctx) {
+    tm_model_config model;
+    TM_TRY(open_model(s, &model));
     TM_TRY(check_data(s->cfg));
     TM_TRY(text_open(&s->text, s->source, session_host_bytes(s->cfg)));
     for (int eval = 0; eval < (s->cfg->data.eval ? 2 : 1); eval++) {
@@ -253,16 +260,10 @@ tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn n
 
 tm_status session_prepare(session *s, bool data_optional) {
     tm_model_config model;
-    char path[4096];
-    size_t len;
     TM_TRY(tm_kernels_init(0, (tm_elem)s->cfg->precision));
     if (!data_optional && s->cfg->memory.host_kind == TM_BUDGET_BYTES)
         TM_TRY(tm_address_need(s->cfg->memory.host_bytes, "memory.host_budget"));
-    TM_TRY(tm_source_open_bare(&s->source, s->cfg->model));
-    if (s->cfg->tokenizer) TM_TRY(tm_source_set_tokenizer(s->source, s->cfg->tokenizer));
-    const char *json = tm_source_config(s->source, &len);
-    s->model_hash = tm_hash64(json, len, 0);
-    TM_TRY(tm_model_config_parse(&model, json, len, job_config_name(s->cfg->model, path, sizeof path)));
+    TM_TRY(open_model(s, &model));
     TM_TRY(session_check_wrap(s, model.model_type));
     TM_TRY(check_positions(s, &model));
     if (model.dropout && session_is_rank0(s))

@@ -86,6 +86,17 @@ static void training_takes_them(void **state) {
     run_free(&r);
 }
 
+/* A model that is its config.json alone has the tokenizer that the configuration names. */
+static void a_tokenizer_of_its_own(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = job(dir);
+    run_result r = run((run_opts){0}, "data", config, "--set", "model=" TINY "/config.json", "--set", "init=random",
+                       "--set", "tokenizer=" TINY, NULL);
+    RUN_OK(&r);
+    assert_non_null(strstr(r.out, "10 samples of 9 records"));
+    run_free(&r);
+}
+
 static void refused(const char *config, const char *set, const char *why) {
     run_result r = run((run_opts){0}, "data", config, "--set", set, NULL);
     assert_int_equal(r.status, 2);
@@ -199,6 +210,7 @@ int main(void) {
         cmocka_unit_test_teardown(counts_are_of_the_files, run_clean),
         cmocka_unit_test_teardown(text_shows_samples, run_clean),
         cmocka_unit_test_teardown(training_takes_them, run_clean),
+        cmocka_unit_test_teardown(a_tokenizer_of_its_own, run_clean),
         cmocka_unit_test_teardown(a_folder_with_nothing_to_read, run_clean),
         cmocka_unit_test_teardown(tokens_are_kept_for_the_next_start, run_clean),
         cmocka_unit_test_teardown(damaged_tokens_are_made_again, run_clean),
