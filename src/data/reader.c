@@ -96,6 +96,29 @@ bool data_is_enough(const tm_reader *r) {
     return r->opts.most_bytes && data_bytes_read(&r->bytes) >= r->opts.most_bytes;
 }
 
+data_holds data_holds_of(const char *key, size_t n) {
+    static const struct {
+        const char *key;
+        data_holds what;
+    } keys[] = {{"messages", DATA_HOLDS_JSON},
+                {"conversations", DATA_HOLDS_JSON},
+                {"conversation", DATA_HOLDS_JSON},
+                {"rejected_messages", DATA_HOLDS_JSON},
+                {"history", DATA_HOLDS_JSON},
+                {"tools", DATA_HOLDS_JSON},
+                {"documents", DATA_HOLDS_JSON},
+                {"chat_template_kwargs", DATA_HOLDS_JSON},
+                {"prompt", DATA_HOLDS_EITHER},
+                {"completion", DATA_HOLDS_EITHER},
+                {"chosen", DATA_HOLDS_EITHER},
+                {"rejected", DATA_HOLDS_EITHER},
+                {"rejected_response", DATA_HOLDS_EITHER},
+                {"images", DATA_HOLDS_EITHER}};
+    for (size_t i = 0; i < TM_COUNT(keys); i++)
+        if (n == strlen(keys[i].key) && !memcmp(key, keys[i].key, n)) return keys[i].what;
+    return DATA_HOLDS_ANY;
+}
+
 tm_status tm_reader_next(tm_reader *r, tm_record *out) {
     *out = (tm_record){0};
     return data_is_enough(r) ? TM_OK : r->cutter->next(r, out);

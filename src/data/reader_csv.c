@@ -182,22 +182,20 @@ static tm_status put_json(tm_reader *r, tm_json_writer *w, uint32_t i, const cha
 }
 
 static tm_status put_cell(tm_reader *r, tm_json_writer *w, uint32_t i) {
-    static const char *const lists[] = {"messages", "conversations",        "conversation",      "tools",
-                                        "history",  "chat_template_kwargs", "rejected_messages", "documents"};
-    static const char *const either[] = {"prompt", "completion", "chosen", "rejected", "rejected_response"};
     static const char *const flags[] = {"label", "kto_tag"};
     static const char *const yes[] = {"true", "True", "TRUE", "1", "1.0"}, *const no[] = {"false", "False", "FALSE",
                                                                                           "0", "0.0"};
     const char *cell = r->raw.data + r->cell[i], *name = r->meaning[i];
     size_t n = cell_len(r, i);
+    data_holds what = data_holds_of(name, strlen(name));
     tm_jw_key(w, r->header.data + r->key[i]);
-    if (n && is_one_of(name, lists, TM_COUNT(lists))) return put_json(r, w, i, cell, n);
+    if (n && what == DATA_HOLDS_JSON) return put_json(r, w, i, cell, n);
     bool flag = is_one_of(name, flags, TM_COUNT(flags));
     if (flag && is_one_of(cell, yes, TM_COUNT(yes)))
         tm_jw_bool(w, true);
     else if (flag && is_one_of(cell, no, TM_COUNT(no)))
         tm_jw_bool(w, false);
-    else if (*cell == '[' && is_one_of(name, either, TM_COUNT(either)) && holds_objects(cell, n))
+    else if (*cell == '[' && what == DATA_HOLDS_EITHER && holds_objects(cell, n))
         tm_jw_raw(w, cell, n);
     else
         tm_jw_strn(w, cell, n);

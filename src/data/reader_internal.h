@@ -72,7 +72,7 @@ struct tm_reader {
     char wrong[300];
     /* csv */
     char delimiter;
-    tm_buf header;               /* keys, each ended by a NUL */
+    tm_buf header;               /* keys, each ended by a NUL; of text: the paragraph */
     uint32_t n_columns, n_cells; /* of the header; of the row */
     uint32_t *key, *cell;        /* [DATA_MOST_COLUMNS + 1] where each begins, in header and raw */
     const char **meaning;        /* [n_columns] our names of the keys */
@@ -83,6 +83,9 @@ struct tm_reader {
  * skipped. */
 tm_status data_line_next(tm_reader *r, bool *got, bool *cut);
 bool data_is_enough(const tm_reader *r); /* opts.most_bytes were read */
+/* What the value of a record's key is, by our name of it: a list or an object; text, or a list of objects. */
+typedef enum data_holds { DATA_HOLDS_ANY, DATA_HOLDS_JSON, DATA_HOLDS_EITHER } data_holds;
+data_holds data_holds_of(const char *key, size_t n);
 const char *data_too_long(tm_reader *r); /* the reason, in r->wrong */
 static inline bool data_is_blank(const char *text, size_t n) {
     while (n && (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n')) text++, n--;

@@ -136,10 +136,7 @@ const data_cutter data_cut_list = {": element ", list_open, list_next};
 /* Lists that a record has of its own. */
 static bool is_of_record(const tm_reader *r, const char *key, size_t n) {
     const tm_data_columns *columns = r->opts.columns;
-    static const char *const keys[] = {"messages", "conversations", "conversation", "tools",    "documents", "history",
-                                       "prompt",   "completion",    "chosen",       "rejected", "images"};
-    for (size_t i = 0; i < TM_COUNT(keys); i++)
-        if (n == strlen(keys[i]) && !memcmp(key, keys[i], n)) return true;
+    if (data_holds_of(key, n) != DATA_HOLDS_ANY) return true;
     for (size_t i = 0; columns && i < columns->n; i++)
         if (n == strlen(columns->theirs[i]) && !memcmp(key, columns->theirs[i], n)) return true;
     return false;

@@ -97,6 +97,8 @@ static void test_one_object(void **state) {
     (void)state;
     check("a.json", "{\n \"messages\": [{\"role\": \"user\"}]\n}\n", "1 {\n \"messages\": [{\"role\": \"user\"}]\n}\n");
     check("a.json", "{\"messages\": [{\"role\": \"user\"}]}", "1 {\"messages\": [{\"role\": \"user\"}]}\n");
+    check("a.json", "{\"messages\": [{}], \"rejected_messages\": [{}], \"rejected_response\": [{}]}",
+          "1 {\"messages\": [{}], \"rejected_messages\": [{}], \"rejected_response\": [{}]}\n");
     check("a.json", "{\n\"a\": 1}\n{\n\"b\": 2}\n", "1 {\n\"a\": 1}\n2 {\n\"b\": 2}\n");
     check("a.json", "{\n\"a\": 1}}",
           "1 {\n\"a\": 1}\n? a.json: what follows object 1 is none; a file is a list of objects, or an object a line");
