@@ -1,6 +1,9 @@
 /* Which cutter a file needs, and records from it. */
 #include "data/reader_internal.h"
+#include "text/chars.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 bool tm_reader_name_ends(const char *name, const char *ending) {
@@ -94,6 +97,21 @@ done:
 
 bool data_is_enough(const tm_reader *r) {
     return r->opts.most_bytes && data_bytes_read(&r->bytes) >= r->opts.most_bytes;
+}
+
+const char *data_too_long(tm_reader *r) {
+    snprintf(r->wrong, sizeof r->wrong, "longer than %" PRIu64 " bytes", r->max_record);
+    return r->wrong;
+}
+
+const char *data_not_utf8(tm_reader *r, const char *text, size_t n) {
+    size_t good = tk_utf8_valid(text, n);
+    if (good == n) return NULL;
+    snprintf(r->wrong, sizeof r->wrong,
+             "byte 0x%02x is not valid UTF-8 (%zu bytes before it are); what has another encoding is rewritten by "
+             "iconv -f ENCODING -t UTF-8",
+             (unsigned char)text[good], good);
+    return r->wrong;
 }
 
 data_holds data_holds_of(const char *key, size_t n) {

@@ -10,7 +10,7 @@
  *           one of prompt, completion, chosen or rejected is where it is a list of objects; label may be true or 1.
  *   text    .txt: {"text"} of a line (blank ones are none), of a paragraph (between blank lines), or of the whole file
  *
- * A byte order mark in front is left out. What is none of these is named for what it is, with what turns it into JSONL.
+ * Text is UTF-8: a record that is not is wrong. A byte order mark in front is left out. What is none of these is named for what it is, with what turns it into JSONL.
  *
  * Memory: a block of 256 KiB (two, and the codec's window, where the file is packed) and the record. A packed file may
  * unpack to any length. Ownership: the source and all of `opts` are used until close. Threads: one at a time.

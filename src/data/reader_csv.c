@@ -118,6 +118,8 @@ static tm_status check_header(tm_reader *r, const row_scan *s) {
     if (s->too_wide || s->too_long)
         return tm_fail(TM_EINPUT, "%s: a header row of more than %d columns; is it CSV?", r->name, DATA_MOST_COLUMNS);
     if (s->quoted) return tm_fail(TM_EINPUT, "%s: a quote of the header row is not closed; is it CSV?", r->name);
+    if (data_not_utf8(r, r->header.data, r->header.len))
+        return tm_fail(TM_EINPUT, "%s: the header row: %s", r->name, r->wrong);
     for (uint32_t i = 0; i < r->n_columns; i++)
         for (uint32_t k = 0; k < i; k++)
             if (!strcmp(r->header.data + r->key[i], r->header.data + r->key[k]))
@@ -219,6 +221,8 @@ static void check_row(tm_reader *r, const row_scan *s) {
         snprintf(r->wrong, sizeof r->wrong, "a quoted cell is not closed");
     else if (s->too_wide || r->n_cells != r->n_columns)
         snprintf(r->wrong, sizeof r->wrong, "%u cells where the header row has %u columns", r->n_cells, r->n_columns);
+    else
+        (void)data_not_utf8(r, r->raw.data, r->raw.len);
 }
 
 static tm_status csv_next(tm_reader *r, tm_record *out) {

@@ -86,7 +86,9 @@ bool data_is_enough(const tm_reader *r); /* opts.most_bytes were read */
 /* What the value of a record's key is, by our name of it: a list or an object; text, or a list of objects. */
 typedef enum data_holds { DATA_HOLDS_ANY, DATA_HOLDS_JSON, DATA_HOLDS_EITHER } data_holds;
 data_holds data_holds_of(const char *key, size_t n);
-const char *data_too_long(tm_reader *r); /* the reason, in r->wrong */
+/* The reason, in r->wrong; not_utf8: NULL where it is. */
+const char *data_too_long(tm_reader *r);
+const char *data_not_utf8(tm_reader *r, const char *text, size_t n);
 static inline bool data_is_blank(const char *text, size_t n) {
     while (n && (*text == ' ' || *text == '\t' || *text == '\r' || *text == '\n')) text++, n--;
     return n == 0;

@@ -2,7 +2,6 @@
 #include "data/reader_internal.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 /* Takes up to the end of the line or of the block. */
@@ -31,11 +30,6 @@ tm_status data_line_next(tm_reader *r, bool *got, bool *cut) {
     }
     if (r->raw.len && r->raw.data[r->raw.len - 1] == '\r') r->raw.data[--r->raw.len] = 0;
     return TM_OK;
-}
-
-const char *data_too_long(tm_reader *r) {
-    snprintf(r->wrong, sizeof r->wrong, "longer than %" PRIu64 " bytes", r->max_record);
-    return r->wrong;
 }
 
 /* The next line that is not blank. */
@@ -68,6 +62,7 @@ static tm_status text_record(tm_reader *r, tm_record *out, const tm_buf *text, c
     tm_jw_field_strn(&w, "text", text->data ? text->data : "", text->len);
     tm_jw_object_end(&w);
     TM_TRY(tm_jw_end(&w));
+    if (!wrong && text->len) wrong = data_not_utf8(r, text->data, text->len);
     *out = (tm_record){r->json.data, r->json.len, r->number, wrong};
     return TM_OK;
 }

@@ -195,6 +195,20 @@ static void test_text(void **state) {
                         "1 {\"text\": \"ab\\ncd\\n\"}\n2 {\"text\": \"efg\xC3\xA4\"}\n3 {\"text\": \"\xC3\xA4\"}\n");
 }
 
+#define NOT_UTF8(byte, before)                                                                                         \
+    "byte 0x" byte " is not valid UTF-8 (" before " bytes before it are); what has another encoding is rewritten by "  \
+    "iconv -f ENCODING -t UTF-8"
+
+/* As JSON lines are, of which whoever parses them says so. */
+static void test_not_utf8(void **state) {
+    (void)state;
+    char *out = read_all("a.txt", (bytes){"caf\xE9\n\xC3\xA4\n", 8}, &(tm_reader_opts){0});
+    assert_string_equal(out, "1 !" NOT_UTF8("e9", "3") "\n2 {\"text\": \"\xC3\xA4\"}\n");
+    check("a.csv", "a,b\nx,caf\xE9\nx,\xC3\xA4\n",
+          "1 !" NOT_UTF8("e9", "5") "\n2 {\"a\": \"x\", \"b\": \"\xC3\xA4\"}\n");
+    check("a.csv", "a,caf\xE9\nx,y\n", "? a.csv: the header row: " NOT_UTF8("e9", "5"));
+}
+
 /* ---- packed ------------------------------------------------------------------------------------------------------ */
 
 /* gzip -n and zstd -19 of "{\"a\":1}\n" and "{\"b\":2}\n", one member or frame each. */
@@ -312,6 +326,7 @@ int main(void) {
         cmocka_unit_test_setup(test_csv_mistakes, clean_record),
         cmocka_unit_test_setup(test_csv_cells, clean_record),
         cmocka_unit_test_setup(test_text, clean_record),
+        cmocka_unit_test_setup(test_not_utf8, clean_record),
         cmocka_unit_test_setup(test_gzip, clean_record),
         cmocka_unit_test_setup(test_zstd, clean_record),
         cmocka_unit_test_setup(test_zstd_window, clean_record),
