@@ -204,7 +204,6 @@ static tm_status scan_multibyte(string_scan *t) {
     return TM_OK;
 }
 
-/* Length of the run of bytes that stand for themselves. */
 /* Eight bytes of them at once: none above 0x7f, none below 0x20, no quote, no backslash. A byte that borrows from the
  * next one is none of them itself. */
 static bool are_plain(const char *p) {
@@ -215,6 +214,7 @@ static bool are_plain(const char *p) {
     return !((w | (w - ones * 0x20) | (quote - ones) | (backslash - ones)) & high);
 }
 
+/* Length of the run of bytes that stand for themselves. */
 static size_t plain_run(const char *p, size_t n) {
     size_t i = 0;
     while (n - i >= 8 && are_plain(p + i)) i += 8;

@@ -4,11 +4,11 @@
  * data are found before step 1 and the number of samples, tokens and labels of every step is known then. Afterwards a
  * batch is a function of (step, micro_batch, rank): nothing is drawn from a running state, so a run continues anywhere.
  *
- * Memory: 4 bytes a row of many, 24 of up to 65,536, of preferences, and where only some are taken; plus the token ids: up to `memory_bytes` of them stay in memory, beyond that all go
- * through the caller's spill (a file of the run directory). While records are scanned, one of them, its JSON tree and
- * its ids are held, and what reader.h says. Nothing is allocated after tm_dataset_open*; tm_dataset_memory_bytes says
- * what is held. This folder opens no files: it reads through tm_data_files, tm_data_spill and tm_row_source. Ownership:
- * files, tokenizer and
+ * Memory: 4 bytes a row of many, 24 of up to 65,536, of preferences, and where only some are taken; plus the token ids:
+ * up to `memory_bytes` of them stay in memory, beyond that all go through the caller's spill (a file of the run
+ * directory). While records are scanned, 256 KiB of them (or a longer one alone), their JSON trees and their ids are held,
+ * and what reader.h says. Nothing is allocated after tm_dataset_open*; tm_dataset_memory_bytes says what is held. This
+ * folder opens no files: it reads through tm_data_files, tm_data_spill and tm_row_source. Ownership: files, tokenizer and
  * chat are used during open only (the tokenizer for the preview as well); the spill and the row source until close.
  * Threads: one thread at a time.
  *

@@ -8,9 +8,9 @@
 
 /* ---- dataset_store.c: index and token ids ----------------------------------------------------------------------- */
 
-/* One row. JSONL: at `place` lie n_tokens ids (of 2 bytes where the vocabulary allows), then, from a multiple of 4 on, a
- * bit per token and a hash of all of it. A bit is set where it is the completion's (of plain rows:
- * learned); rows: `place` is the number of positions with mask 1. */
+/* One row. Records: at `place` lie n_tokens ids (of 2 bytes where the vocabulary allows), then, from a multiple of 4 on, a
+ * bit per token and a hash of all of it. A bit is set where it is the completion's (of plain rows: learned). Row sources:
+ * `place` is the number of positions with mask 1. */
 typedef struct data_row {
     uint64_t place;
     uint32_t n_tokens;
