@@ -4,6 +4,7 @@
 
 #include "text/chat/chat.h"
 #include "data/dataset.h"
+#include "tests/support/mem_file.h"
 
 #include <setjmp.h>
 #include <stdio.h>
@@ -101,21 +102,13 @@ static int clean_record(void **state) {
 
 /* ---- a file in memory -------------------------------------------------------------------------------------------- */
 
-static tm_status memory_read(void *ctx, uint64_t offset, void *buf, size_t len) {
-    memcpy(buf, (const char *)ctx + offset, len);
-    return TM_OK;
-}
-
-static tm_data_source source_of(const char *bytes, size_t n) {
-    return (tm_data_source){(void *)(uintptr_t)bytes, memory_read, n, "train.jsonl"};
-}
-
 static tm_dataset_opts defaults(void) {
     return (tm_dataset_opts){.seq_len = 512, .vocab_size = VOCAB, .tokenizer = tokenizer, .chat = chat, .eos_id = EOS};
 }
 
 static tm_status open_bytes(tm_dataset **ds, const char *bytes, size_t n, const tm_dataset_opts *opts) {
-    tm_data_source source = source_of(bytes, n);
+    mem_file f = {bytes, n};
+    const tm_data_source source = mem_file_source(&f, "train.jsonl");
     return tm_dataset_open_jsonl(ds, &source, opts);
 }
 

@@ -1,23 +1,11 @@
 /* reader: records of each form against expectations written by hand; packed files; what cannot be read. */
-#include "data/reader.h"
+#include "tests/support/mem_file.h"
 
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-
-typedef struct bytes {
-    const char *data;
-    size_t n;
-} bytes;
-
-static tm_status read_at(void *ctx, uint64_t offset, void *buf, size_t len) {
-    const bytes *b = ctx;
-    assert_true(offset <= b->n && len <= b->n - offset);
-    memcpy(buf, b->data + offset, len);
-    return TM_OK;
-}
 
 static int clean_record(void **state) {
     (void)state;
@@ -27,13 +15,13 @@ static int clean_record(void **state) {
 }
 
 /* All of a file's records as text, a line each: NUMBER TEXT, or NUMBER !WHY. A failure ends it: "? WHY". */
-static char *read_all(const char *name, bytes b, const tm_reader_opts *opts) {
+static char *read_all(const char *name, mem_file b, const tm_reader_opts *opts) {
     static char out[4096];
     size_t at = 0;
     tm_reader *r = NULL;
     tm_record record;
     uint64_t live = tm_mem_live_bytes();
-    tm_data_source source = {&b, read_at, b.n, name};
+    const tm_data_source source = mem_file_source(&b, name);
     out[0] = 0;
     tm_status rc = tm_reader_open(&r, &source, opts);
     while (rc == TM_OK && (rc = tm_reader_next(r, &record)) == TM_OK && record.text)
@@ -48,7 +36,7 @@ static char *read_all(const char *name, bytes b, const tm_reader_opts *opts) {
 }
 
 static void check(const char *name, const char *file, const char *want) {
-    assert_string_equal(read_all(name, (bytes){file, strlen(file)}, &(tm_reader_opts){0}), want);
+    assert_string_equal(read_all(name, (mem_file){file, strlen(file)}, &(tm_reader_opts){0}), want);
 }
 
 /* ---- lines ------------------------------------------------------------------------------------------------------- */
@@ -61,7 +49,7 @@ static void test_lines(void **state) {
     check("a.jsonl", "\n\n", "");
     check("noname", "{\"a\": 1}\n{\"b\": 2}\n", "1 {\"a\": 1}\n2 {\"b\": 2}\n");
     check("a.json", "{\"a\": 1}\n{\"b\": 2}\n", "1 {\"a\": 1}\n2 {\"b\": 2}\n"); /* lines under the other name */
-    char *out = read_all("a.jsonl", (bytes){"{\"a\":1}\n{\"abcdefghij\":1}\n{}\n", 28},
+    char *out = read_all("a.jsonl", (mem_file){"{\"a\":1}\n{\"abcdefghij\":1}\n{}\n", 28},
                          &(tm_reader_opts){.max_record_bytes = 8});
     assert_string_equal(out, "1 {\"a\":1}\n2 !longer than 8 bytes\n3 {}\n");
 }
@@ -83,7 +71,7 @@ static void test_list(void **state) {
         "a.json", "[{\"a\": 1}] [{}]",
         "1 {\"a\": 1}\n? a.json: more follows behind the end of its list, which has 1 elements; a file is one list, or "
         "an object a line");
-    char *out = read_all("a.json", (bytes){"[{\"abcdefghij\":1},{}]", 21}, &(tm_reader_opts){.max_record_bytes = 8});
+    char *out = read_all("a.json", (mem_file){"[{\"abcdefghij\":1},{}]", 21}, &(tm_reader_opts){.max_record_bytes = 8});
     assert_string_equal(out, "1 !longer than 8 bytes\n2 {}\n");
 }
 
@@ -116,8 +104,9 @@ static void test_list_of_blocks(void **state) {
         assert_int_equal(tm_buf_printf(&file, "%s{\"n\": %d, \"text\": \"%0*d\"}", i ? ",\n" : "", i, i % 700 + 1, i),
                          TM_OK);
     assert_int_equal(tm_buf_append(&file, "]", 1), TM_OK);
-    bytes b = {file.data, file.len};
-    assert_int_equal(tm_reader_open(&r, &(tm_data_source){&b, read_at, b.n, "a.json"}, &(tm_reader_opts){0}), TM_OK);
+    mem_file b = {file.data, file.len};
+    const tm_data_source source = mem_file_source(&b, "a.json");
+    assert_int_equal(tm_reader_open(&r, &source, &(tm_reader_opts){0}), TM_OK);
     for (int i = 0; i < N; i++) {
         char want[800];
         assert_int_equal(tm_reader_next(r, &record), TM_OK);
@@ -174,7 +163,7 @@ static void test_csv_cells(void **state) {
     static const char *const theirs[] = {"turns"}, *const ours[] = {"messages"};
     const tm_data_columns columns = {theirs, ours, 1};
     static const char file[] = "turns\n[1]\n";
-    assert_string_equal(read_all("a.csv", (bytes){file, sizeof file - 1}, &(tm_reader_opts){.columns = &columns}),
+    assert_string_equal(read_all("a.csv", (mem_file){file, sizeof file - 1}, &(tm_reader_opts){.columns = &columns}),
                         "1 {\"turns\": [1]}\n");
 }
 
@@ -183,14 +172,14 @@ static void test_csv_cells(void **state) {
 static void test_text(void **state) {
     (void)state;
     static const char file[] = "One \"line\".\nTwo.\r\n\n \nThree\n";
-    bytes b = {file, sizeof file - 1};
+    mem_file b = {file, sizeof file - 1};
     assert_string_equal(read_all("a.txt", b, &(tm_reader_opts){0}),
                         "1 {\"text\": \"One \\\"line\\\".\"}\n2 {\"text\": \"Two.\"}\n5 {\"text\": \"Three\"}\n");
     assert_string_equal(read_all("a.txt", b, &(tm_reader_opts){.sample_by = TM_SAMPLE_BY_PARAGRAPH}),
                         "1 {\"text\": \"One \\\"line\\\".\\nTwo.\"}\n5 {\"text\": \"Three\"}\n");
     assert_string_equal(read_all("a.txt", b, &(tm_reader_opts){.sample_by = TM_SAMPLE_BY_DOCUMENT}),
                         "1 {\"text\": \"One \\\"line\\\".\\nTwo.\\r\\n\\n \\nThree\\n\"}\n");
-    assert_string_equal(read_all("a.txt", (bytes){"ab\ncd\nefg\xC3\xA4\xC3\xA4", 13},
+    assert_string_equal(read_all("a.txt", (mem_file){"ab\ncd\nefg\xC3\xA4\xC3\xA4", 13},
                                  &(tm_reader_opts){.sample_by = TM_SAMPLE_BY_DOCUMENT, .max_record_bytes = 6}),
                         "1 {\"text\": \"ab\\ncd\\n\"}\n2 {\"text\": \"efg\xC3\xA4\"}\n3 {\"text\": \"\xC3\xA4\"}\n");
 }
@@ -202,7 +191,7 @@ static void test_text(void **state) {
 /* As JSON lines are, of which whoever parses them says so. */
 static void test_not_utf8(void **state) {
     (void)state;
-    char *out = read_all("a.txt", (bytes){"caf\xE9\n\xC3\xA4\n", 8}, &(tm_reader_opts){0});
+    char *out = read_all("a.txt", (mem_file){"caf\xE9\n\xC3\xA4\n", 8}, &(tm_reader_opts){0});
     assert_string_equal(out, "1 !" NOT_UTF8("e9", "3") "\n2 {\"text\": \"\xC3\xA4\"}\n");
     check("a.csv", "a,b\nx,caf\xE9\nx,\xC3\xA4\n",
           "1 !" NOT_UTF8("e9", "5") "\n2 {\"a\": \"x\", \"b\": \"\xC3\xA4\"}\n");
@@ -219,47 +208,47 @@ static const char
     zst_b[] = "(\xb5/\xfd\x04hA\x00\x00{\x22\x62\x22:2}\x0a\x04\xeeW\xc0";
 
 static char both[256];
-static bytes join(const char *a, size_t n, const char *b, size_t m) {
+static mem_file join(const char *a, size_t n, const char *b, size_t m) {
     memcpy(both, a, n);
     memcpy(both + n, b, m);
-    return (bytes){both, n + m};
+    return (mem_file){both, n + m};
 }
 #define SIZE(a) (sizeof(a) - 1)
 
-static void check_packed(const char *name, bytes b, const char *want) {
+static void check_packed(const char *name, mem_file b, const char *want) {
     assert_string_equal(read_all(name, b, &(tm_reader_opts){0}), want);
 }
 
 static void test_gzip(void **state) {
     (void)state;
     static const char zeros[8], junk[] = "junk";
-    check_packed("a.jsonl.gz", (bytes){gz_a, SIZE(gz_a)}, "1 {\"a\":1}\n");
-    check_packed("a.jsonl", (bytes){gz_a, SIZE(gz_a)}, "1 {\"a\":1}\n"); /* told by its bytes */
+    check_packed("a.jsonl.gz", (mem_file){gz_a, SIZE(gz_a)}, "1 {\"a\":1}\n");
+    check_packed("a.jsonl", (mem_file){gz_a, SIZE(gz_a)}, "1 {\"a\":1}\n"); /* told by its bytes */
     check_packed("a.jsonl.gz", join(gz_a, SIZE(gz_a), gz_b, SIZE(gz_b)), "1 {\"a\":1}\n2 {\"b\":2}\n");
     check_packed("a.jsonl.gz", join(gz_a, SIZE(gz_a), zeros, 8), "1 {\"a\":1}\n"); /* padding */
     assert_non_null(
         strstr(read_all("a.gz", join(gz_a, SIZE(gz_a), junk, 4), &(tm_reader_opts){0}), "? a.gz: damaged gzip data"));
-    check_packed("a.gz", (bytes){gz_a, SIZE(gz_a) - 1},
+    check_packed("a.gz", (mem_file){gz_a, SIZE(gz_a) - 1},
                  "? a.gz: the packed file is cut off after 27 bytes; fetch it again");
     check_packed(
-        "a.jsonl.gz", (bytes){"{\"a\":1}", 7},
+        "a.jsonl.gz", (mem_file){"{\"a\":1}", 7},
         "? a.jsonl.gz: named as if gzip had packed it, but it does not begin so; fetch it again, or rename it");
 }
 
 static void test_zstd(void **state) {
     (void)state;
     static const char skipped[] = "\x50\x2a\x4d\x18\x02\x00\x00\x00xy";
-    check_packed("a.jsonl.zst", (bytes){zst_a, SIZE(zst_a)}, "1 {\"a\":1}\n");
+    check_packed("a.jsonl.zst", (mem_file){zst_a, SIZE(zst_a)}, "1 {\"a\":1}\n");
     check_packed("a.jsonl.zst", join(zst_a, SIZE(zst_a), zst_b, SIZE(zst_b)), "1 {\"a\":1}\n2 {\"b\":2}\n");
     check_packed("a.jsonl.zst", join(skipped, 10, zst_b, SIZE(zst_b)), "1 {\"b\":2}\n");
-    assert_non_null(strstr(read_all("a.zst", (bytes){zst_a, SIZE(zst_a) - 2}, &(tm_reader_opts){0}), "is cut off"));
+    assert_non_null(strstr(read_all("a.zst", (mem_file){zst_a, SIZE(zst_a) - 2}, &(tm_reader_opts){0}), "is cut off"));
 }
 
 /* A frame that asks for a window of 2 GiB: refused, without taking it. */
 static void test_zstd_window(void **state) {
     (void)state;
     static const char frame[] = "\x28\xb5\x2f\xfd\x00\xa8\x01\x00\x00";
-    assert_non_null(strstr(read_all("a.zst", (bytes){frame, SIZE(frame)}, &(tm_reader_opts){0}),
+    assert_non_null(strstr(read_all("a.zst", (mem_file){frame, SIZE(frame)}, &(tm_reader_opts){0}),
                            "? a.zst: its Zstandard window is larger than the 128.00 MiB that unpacking may take"));
 }
 
@@ -275,8 +264,9 @@ static void test_bomb(void **state) {
     memcpy(bomb, head, 6);
     for (int i = 0; i < LINES; i++) memcpy(bomb + 6 + 9 * i, line, 9);
     memcpy(bomb + 6 + 9 * LINES, "\x01\x00\x00", 3);
-    bytes b = {bomb, sizeof bomb};
-    assert_int_equal(tm_reader_open(&r, &(tm_data_source){&b, read_at, b.n, "bomb"}, &(tm_reader_opts){0}), TM_OK);
+    mem_file b = {bomb, sizeof bomb};
+    const tm_data_source source = mem_file_source(&b, "bomb");
+    assert_int_equal(tm_reader_open(&r, &source, &(tm_reader_opts){0}), TM_OK);
     do {
         assert_int_equal(tm_reader_next(r, &record), TM_OK);
         n += record.text && !strcmp(record.text, "{}");
@@ -290,7 +280,7 @@ static void test_bomb(void **state) {
 /* ---- what cannot be read ------------------------------------------------------------------------------------------ */
 
 static void check_refused(const char *name, const char *file, size_t n, const char *what, const char *advice) {
-    char *out = read_all(name, (bytes){file, n}, &(tm_reader_opts){0});
+    char *out = read_all(name, (mem_file){file, n}, &(tm_reader_opts){0});
     if (!strstr(out, what) || !strstr(out, advice)) fail_msg("\"%s\" and \"%s\" not in: %s", what, advice, out);
 }
 #define REFUSED(name, file, what, advice) check_refused(name, file, sizeof file - 1, what, advice)

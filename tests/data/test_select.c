@@ -1,5 +1,6 @@
 /* Several files as one dataset: how often an epoch has their samples, what is held out, keys under other names. */
 #include "data/dataset.h"
+#include "tests/support/mem_file.h"
 
 #include <omp.h>
 #include <setjmp.h>
@@ -41,17 +42,14 @@ typedef struct world {
     const char *name[MOST], *text[MOST];
     tm_reader_opts how[MOST];
     uint32_t n, open;
+    mem_file file; /* the open one */
 } world;
-
-static tm_status read_at(void *ctx, uint64_t offset, void *buf, size_t len) {
-    memcpy(buf, (const char *)ctx + offset, len);
-    return TM_OK;
-}
 
 static tm_status open_file(void *ctx, uint32_t i, tm_data_source *out) {
     world *w = ctx;
     assert_true(i < w->n && w->open++ == 0);
-    *out = (tm_data_source){(void *)(uintptr_t)w->text[i], read_at, strlen(w->text[i]), w->name[i]};
+    w->file = (mem_file){w->text[i], strlen(w->text[i])};
+    *out = mem_file_source(&w->file, w->name[i]);
     return TM_OK;
 }
 

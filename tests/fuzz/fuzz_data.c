@@ -7,8 +7,9 @@
 
 enum { SEQ = 64, MOST_SAMPLES = 256 };
 
-static tm_status open_data(tm_dataset **ds, bytes *b, unsigned how, bool strict) {
-    return tm_dataset_open_jsonl(ds, &(tm_data_source){.ctx = b, .read_at = read_at, .size = b->size, .name = "f"},
+static tm_status open_data(tm_dataset **ds, mem_file *f, unsigned how, bool strict) {
+    const tm_data_source source = mem_file_source(f, "f");
+    return tm_dataset_open_jsonl(ds, &source,
                                  &(tm_dataset_opts){.format = (tm_data_format)(how % 6),
                                                     .overlong = (tm_overlong)(how / 6 % 4),
                                                     .concatenate = how % 7 == 0,
@@ -63,17 +64,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     open_once();
     fuzz_begin(size);
     if (size == 0) return 0;
-    bytes b = {data, size - 1}; /* the last byte chooses, so that a seed stays a text */
-    if (is_packed(&b)) return 0;
+    mem_file f = {data, size - 1}; /* the last byte chooses, so that a seed stays a text */
+    if (is_packed(&f)) return 0;
     uint64_t bad = 0, first = 0;
-    bool usable = open_data(&ds, &b, data[size - 1], false) == TM_OK;
+    bool usable = open_data(&ds, &f, data[size - 1], false) == TM_OK;
     if (usable) {
         bad = tm_dataset_get_counts(ds)->bad;
         first = tm_dataset_get_counts(ds)->first_bad_line;
         use(ds, data[size - 1]);
         tm_dataset_close(ds);
         ds = NULL;
-        tm_status strict = open_data(&ds, &b, data[size - 1], true);
+        tm_status strict = open_data(&ds, &f, data[size - 1], true);
         char at[32];
         snprintf(at, sizeof at, "f:%llu:", (unsigned long long)first);
         CHECK((strict == TM_OK) == (bad == 0));

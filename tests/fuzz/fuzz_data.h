@@ -1,4 +1,4 @@
-/* What the targets of data files share: a small tokenizer, a template, and the input as a file. */
+/* What the targets of data files share: a small tokenizer, and a template. */
 #ifndef TIDEMILL_FUZZ_DATA_H
 #define TIDEMILL_FUZZ_DATA_H
 
@@ -7,8 +7,7 @@
 #include "text/chat/chat.h"
 #include "data/dataset.h"
 #include "text/tokenizer/tokenizer.h"
-
-#include <string.h>
+#include "tests/support/mem_file.h"
 
 static const char tokenizer_json[] =
     "{\"added_tokens\":[{\"id\":6,\"content\":\"</"
@@ -30,23 +29,11 @@ static void open_once(void) {
     CHECK(tm_chat_open(&chat, tokenizer, template_text, sizeof template_text - 1, "c", &opts) == TM_OK);
 }
 
-typedef struct bytes {
-    const uint8_t *data;
-    size_t size;
-} bytes;
-
-static tm_status read_at(void *ctx, uint64_t offset, void *buf, size_t len) {
-    const bytes *b = ctx;
-    CHECK(offset <= b->size && len <= b->size - offset);
-    memcpy(buf, b->data + offset, len);
-    return TM_OK;
-}
-
 /* What is packed is fuzz_packed's: a frame may ask for a window that is larger than the limit here. */
-static bool is_packed(bytes *b) {
+static bool is_packed(mem_file *f) {
     bool packed;
-    CHECK(tm_data_packed(&(tm_data_source){.ctx = b, .read_at = read_at, .size = b->size, .name = "f"}, &packed) ==
-          TM_OK);
+    const tm_data_source source = mem_file_source(f, "f");
+    CHECK(tm_data_packed(&source, &packed) == TM_OK);
     return packed;
 }
 

@@ -14,9 +14,10 @@ typedef struct batch {
     tm_batch_shape shape;
 } batch;
 
-static tm_status open_data(tm_dataset **ds, bytes *b, unsigned how, bool strict) {
+static tm_status open_data(tm_dataset **ds, mem_file *f, unsigned how, bool strict) {
     bool pairs = how & 1;
-    return tm_dataset_open_jsonl(ds, &(tm_data_source){.ctx = b, .read_at = read_at, .size = b->size, .name = "f"},
+    const tm_data_source source = mem_file_source(f, "f");
+    return tm_dataset_open_jsonl(ds, &source,
                                  &(tm_dataset_opts){.rows = pairs ? TM_ROWS_PAIRS : TM_ROWS_LABELLED,
                                                     .labels_of_prompt = pairs && how & 2,
                                                     .overlong = (tm_overlong)(how / 4 % 3),
@@ -121,15 +122,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     open_once();
     fuzz_begin(size);
     if (size == 0) return 0;
-    bytes b = {data, size - 1}; /* the last byte chooses, so that a seed stays a text */
-    if (is_packed(&b)) return 0;
+    mem_file f = {data, size - 1}; /* the last byte chooses, so that a seed stays a text */
+    if (is_packed(&f)) return 0;
     unsigned how = data[size - 1];
-    if (open_data(&ds, &b, how, false) == TM_OK) {
+    if (open_data(&ds, &f, how, false) == TM_OK) {
         uint64_t bad = tm_dataset_get_counts(ds)->bad;
         use(ds, how & 1);
         tm_dataset_close(ds);
         ds = NULL;
-        CHECK((open_data(&ds, &b, how, true) == TM_OK) == (bad == 0));
+        CHECK((open_data(&ds, &f, how, true) == TM_OK) == (bad == 0));
     }
     CHECK(ds || tm_error_get()->text[0] != 0);
     tm_error_clear();

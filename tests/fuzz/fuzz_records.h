@@ -5,27 +5,13 @@
 
 #include "fuzz.h"
 
-#include "data/reader.h"
-
-#include <string.h>
+#include "tests/support/mem_file.h"
 
 enum { FUZZ_MOST_RECORD = 512 };
 
-typedef struct fuzz_bytes {
-    const uint8_t *data;
-    size_t size;
-} fuzz_bytes;
-
-static tm_status fuzz_read_at(void *ctx, uint64_t offset, void *buf, size_t len) {
-    const fuzz_bytes *b = ctx;
-    CHECK(offset <= b->size && len <= b->size - offset);
-    memcpy(buf, b->data + offset, len);
-    return TM_OK;
-}
-
 static void fuzz_records(const char *name, const uint8_t *data, size_t size, tm_reader_opts opts) {
-    fuzz_bytes b = {data, size};
-    tm_data_source source = {&b, fuzz_read_at, size, name};
+    mem_file f = {data, size};
+    const tm_data_source source = mem_file_source(&f, name);
     tm_reader *r;
     tm_record record = {.text = ""};
     uint64_t before = 0;
