@@ -136,8 +136,11 @@ static void print_problems(const problems *p) {
 static tm_status show_samples(look *l) {
     tm_buf out = {0};
     tm_dataset *ds = data_set(l->s.train);
+    uint64_t there = tm_dataset_get_counts(ds)->samples;
     tm_status rc = TM_OK;
-    for (int64_t i = 0; i < l->samples && (uint64_t)(l->first + i) < tm_dataset_get_counts(ds)->samples; i++) {
+    if (l->samples && (uint64_t)l->first >= there)
+        return tm_fail(TM_EINPUT, "--from %" PRIu64 ": there are %" PRIu64 " samples", (uint64_t)l->first + 1, there);
+    for (int64_t i = 0; i < l->samples && (uint64_t)(l->first + i) < there; i++) {
         TM_GO(tm_dataset_preview(ds, (uint64_t)(l->first + i), l->s.text.tokenizer, isatty(1), &out));
         TM_GO(tm_buf_append(&out, "\n", 1));
     }

@@ -176,6 +176,11 @@ static tm_status unknown_format(const tm_json *line) {
     size_t used = 0;
     for (const tm_json *m = line->child; m && used < 140; m = m->next)
         used += (size_t)snprintf(keys + used, sizeof keys - used, "%s%.40s", used ? ", " : "", m->key);
+    if (tm_json_get(line, "chosen") || tm_json_get(line, "rejected"))
+        return tm_fail(
+            TM_EINPUT,
+            "keys {%s} are a pair of preferences; \"objective.type\" dpo, simpo, orpo, cpo or kto learns from those",
+            keys);
     suggest(line, example, sizeof example);
     return tm_fail(TM_EINPUT,
                    "keys {%s} are no known format (messages; conversations; prompt and completion; instruction and "

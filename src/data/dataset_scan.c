@@ -291,7 +291,7 @@ static tm_status check_rows(const tm_dataset_opts *opts, const char *name) {
     if ((opts->concatenate || opts->packing) && !opts->seq_len)
         return tm_fail(TM_EINPUT, "%s: packing needs a seq_len: how long rows may be", name);
     if (opts->packing && opts->rows != TM_ROWS_PLAIN)
-        return tm_fail(TM_EINPUT, "%s: packing is for samples of one row: not for preferences", name);
+        return tm_fail(TM_EINPUT, "%s: packing is for samples of one row, not for preferences; leave it out", name);
     if (keeps_all(opts) && opts->rows != TM_ROWS_PLAIN)
         return tm_fail(TM_EINPUT, "%s: preferences are not cut into several rows; truncate or drop them", name);
     return TM_OK;

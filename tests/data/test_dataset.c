@@ -716,6 +716,8 @@ static void test_bad_lines(void **state) {
         {"{\"text\": \"\xFF\xFE\"}", "column"},
         {"{\"txt\": \"a\", \"\\u001b[2J\": 1}", "keys {txt,  [2J} are no known format"},
         {"{}", "no known format"},
+        {"{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}",
+         "are a pair of preferences; \"objective.type\" dpo"},
         {"{\"prompt\": [], \"completion\": \"x\"}", "not both strings"},
         {"{\"messages\": 3}", "\"messages\" is not a list"},
         {"{\"messages\": [3]}", ""},

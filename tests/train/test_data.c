@@ -72,6 +72,10 @@ static void text_shows_samples(void **state) {
     assert_non_null(strstr(r.out, "⟦five,\n  | six?⟧5 6"));
     assert_null(strstr(r.out, "sample 4 of 10"));
     run_free(&r);
+    r = run((run_opts){0}, "data", config, "--from", "11", NULL);
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "--from 11: there are 10 samples"));
+    run_free(&r);
     assert_false(tm_path_exists(run_path(dir, "out"))); /* nothing was begun */
 }
 
