@@ -17,6 +17,11 @@ bool tm_path_exists(const char *path) {
     return stat(path, &st) == 0;
 }
 
+bool tm_path_absent(const char *path) {
+    struct stat st;
+    return stat(path, &st) != 0 && errno != EACCES;
+}
+
 bool tm_path_is_dir(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);

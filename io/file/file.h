@@ -30,6 +30,8 @@ TM_MUST_USE tm_status tm_file_slurp(const char *path, size_t max, tm_buf *out);
 /* The same as a tree (base.h), `flags` as there; errors name the path. */
 TM_MUST_USE tm_status tm_json_load(tm_json_doc **out, const char *path, size_t max, unsigned flags);
 bool tm_path_exists(const char *path);
+/* Nothing is there. Of what may not be looked at that is not said: opening it tells. */
+bool tm_path_absent(const char *path);
 bool tm_path_is_dir(const char *path);
 /* Bytes that may still be written under the folder that is there, or would be made, at `path`; 0: not known. */
 uint64_t tm_free_bytes(const char *path);

@@ -63,12 +63,13 @@ static bool is_hub_id(const char *path) {
 static tm_status open_kind(tm_source *src, bool weights) {
     const char *path = src->path;
     if (tm_path_is_dir(path)) return tm_source_open_folder(src, weights);
-    if (!tm_path_exists(path) && is_hub_id(path))
+    bool absent = tm_path_absent(path);
+    if (absent && is_hub_id(path))
         return tm_fail(TM_EINPUT,
                        "%s: there is no such model folder or .gguf file, and nothing is downloaded: `hf download %s "
                        "--local-dir %s` fetches it",
                        path, path, path);
-    if (!tm_path_exists(path)) return tm_fail(TM_EINPUT, "%s: there is no such model folder or .gguf file", path);
+    if (absent) return tm_fail(TM_EINPUT, "%s: there is no such model folder or .gguf file", path);
     static const char *const pickles[] = {".bin", ".pt", ".pth", ".ckpt"};
     for (size_t i = 0; i < TM_COUNT(pickles); i++)
         if (tm_ends_with(path, pickles[i]))

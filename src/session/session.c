@@ -90,7 +90,7 @@ static bool are_there(const tm_data_items *items, const char **absent) {
     bool all = true;
     for (uint32_t i = 0; i < items->n && all; i++) {
         *absent = items->item[i].path;
-        all = tm_path_exists(*absent);
+        all = !tm_path_absent(*absent);
     }
     return all;
 }

@@ -1,11 +1,14 @@
 /* safetensors against the goldens of the reference reader, hostile headers, and our own writer read back. */
 #include "world.h"
 #include "io/file/file.h"
+#include "tests/support/skip.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- the malformed files ---- */
 
@@ -332,6 +335,20 @@ static void hostile_indices(void **state) {
     folder_with_index("{\"weight_map\":{\"a\":\"s.safetensors\"}", TM_EINPUT, "index.json");
 }
 
+static void folders_that_may_not_be_looked_at(void **state) {
+    (void)state;
+    tm_source *src;
+    bool root = geteuid() == 0;
+    OK(tm_make_dirs(scratch("closed/model")));
+    assert_int_equal(chmod(scratch("closed"), 0), 0);
+    bool able = !root || seteuid(65534) == 0;
+    tm_status rc = tm_source_open(&src, scratch("closed/model"));
+    if (root) assert_int_equal(seteuid(0), 0);
+    assert_int_equal(chmod(scratch("closed"), 0700), 0);
+    if (!able) TEST_SKIP("root that may not become another user");
+    expect_error(rc, TM_EINPUT, "closed/model: cannot be opened: Permission denied");
+}
+
 static void folders_that_are_none(void **state) {
     (void)state;
     tm_source *src;
@@ -533,6 +550,7 @@ int main(void) {
                                        cmocka_unit_test(sharded_is_read_through_its_index),
                                        cmocka_unit_test(hostile_indices),
                                        cmocka_unit_test(folders_that_are_none),
+                                       cmocka_unit_test(folders_that_may_not_be_looked_at),
                                        cmocka_unit_test(chat_template_from_either_place),
                                        cmocka_unit_test(written_is_read_back),
                                        cmocka_unit_test(unfinished_files_do_not_appear),
