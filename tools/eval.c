@@ -30,7 +30,8 @@ int tm_cmd_eval(int argc, char **argv) {
     tm_eval_result r;
     const tm_opt opts[] = {
         TM_REQUIRED("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
-        TM_REQUIRED("data", TM_OPT_STRING, &a.data, "FILE", "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids"),
+        TM_REQUIRED("data", TM_OPT_STRING, &a.data, "FILE",
+                    "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids"),
         TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16", "arithmetic (default fp32)"),
         TM_OPTION("seq-len", TM_OPT_INT, &seq_len, "N", "longer rows are cut (default 2048)"),
         TM_OPTION("rows", TM_OPT_INT, &rows, "N",

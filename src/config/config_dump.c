@@ -64,6 +64,7 @@ SHOWN(tracked, c->track_best)
 SHOWN(adapter, c->adapter != NULL)
 SHOWN(quantized, c->quantization.type != TM_QUANTIZE_NONE)
 SHOWN(blocks, c->freezing.freeze_trainable_layers != 0)
+SHOWN(other_than_sft, c->objective.type != TM_OBJECTIVE_SFT) /* which was once all there was: runs of then have none */
 SHOWN(objective, config_objective_takes(&c->objective, leaf_of(row)))
 
 /* ---- rows that are not written as they are ---------------------------------------------------------------------- */

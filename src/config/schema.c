@@ -130,7 +130,7 @@ const schema_row schema_rows[] = {
     OURS("data.strict", T_BOOL, "a bad row stops the run instead of being counted and left out", DEFAULT("false"),
          PLAIN(BOOL, data.strict), FREE),
     ALIAS("strict", K_OURS, "data.strict"),
-    OURS("objective", T_OBJ, "what is minimised"),
+    OURS("objective", T_OBJ, "what is minimised", SHOWN(other_than_sft)),
     OURS("objective.type", T_ENUM, "sft: answers; pretrain: all text; dpo, kto, simpo, orpo, cpo: preferences",
          ONE_OF("sft|pretrain=pt|dpo|kto|simpo|orpo|cpo|grpo"), DEFAULT("sft"), SOLVED(ENUM, objective.type)),
     ALIAS("rlhf_type", K_OURS, "objective.type"), ALIAS("stage", K_OURS, "objective.type"),
@@ -163,7 +163,7 @@ const schema_row schema_rows[] = {
     ALIAS("kto_rejected_weight", K_OURS, "objective.undesirable_weight"),
     OURS("objective.reference", T_STR | T_NULL,
          "reference model of dpo and kto; default: the base without its adapter, or the weights that training begins with",
-         RESOLVED(TEXT, reference), SHOWN(set)),
+         RESOLVED(TEXT, reference), SHOWN(set), FREE),
     ALIAS("ref_model", K_OURS, "objective.reference"), ALIAS("ref_model_name_or_path", K_OURS, "objective.reference"),
     /* ---- what learns --------------------------------------------------------------------------------------------- */
     OURS("tuner_type", T_ENUM, "full: all parameters; else an adapter of that type", ONE_OF("full|lora|qlora|dora|rslora")),

@@ -33,6 +33,15 @@ static const row rows[] = {
     {"\"truncation_strategy\": \"raise\"", {"\"overlong\":\"error\""}},
     {"\"truncation_strategy\": \"split\"", {"\"overlong\":\"split\""}},
     {"\"packing\": true, \"packing_strategy\": \"wrapped\"", {"\"packing\":true", "\"packing_strategy\":\"wrapped\""}},
+    {"\"rlhf_type\": \"dpo\", \"ref_model\": \"r\", \"beta\": 0.25, \"loss_type\": \"robust\", \"label_smoothing\": "
+     "0.125",
+     {"\"objective\":{\"type\":\"dpo\",\"beta\":0.25,\"loss_type\":\"robust\",\"label_smoothing\":0.125,\"rpo_alpha\":"
+      "0,"
+      "\"reference\":\"r\"}"}},
+    {"\"rlhf_type\": \"kto\", \"undesirable_weight\": 2",
+     {"\"objective\":{\"type\":\"kto\",\"beta\":0.1,\"desirable_weight\":1,\"undesirable_weight\":2}"}},
+    {"\"objective\": {\"type\": \"simpo\"}", {"\"objective\":{\"type\":\"simpo\",\"beta\":2,"}},
+    {"\"objective\": {\"type\": \"pretrain\"}", {"\"objective\":{\"type\":\"pretrain\"}"}},
     {"\"group_by_length\": true", {"\"group_by_length\":true"}},
     {"\"enable_thinking\": true", {"\"enable_thinking\":true"}},
     /* optimizers */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *fixture(const char *folder, const char *file) {
     return run_format("%s/%s%s%s", TM_TEST_FIXTURES, folder, *file ? "/" : "", file);
@@ -400,6 +401,38 @@ static void test_quantised_reference(void **state) {
     tm_json_free(s.doc);
 }
 
+/* The finished run in "out" once more, with another setting: it is of that job, or is refused for `want`. */
+static void expect_same_job(const scene *s, const char *setting, const char *want) {
+    run_result r = run((run_opts){0}, "train", s->config, "--set", run_format("output_dir=%s/out", s->dir), "--set",
+                       "max_steps=1", "--set", setting, NULL);
+    if (r.status != (want ? 2 : 0) || !strstr(r.err, want ? want : "nothing is left to do"))
+        fail_msg("%s: exit status %d: %s", setting, r.status, r.err);
+    run_free(&r);
+}
+
+/* A run of one objective is not gone on with under another. */
+static void test_same_objective(void **state) {
+    static const char *const other[][2] = {
+        {"objective.beta=0.25", "beta was 0.1, is 0.25"},
+        {"objective.loss_type=hinge", "loss_type was \"sigmoid\", is \"hinge\""},
+        {"objective.rpo_alpha=1", "rpo_alpha was 0, is 1"},
+        {"objective.type=simpo", "type was \"dpo\", is \"simpo\""},
+    };
+    scene s = open_scene("pref_dpo");
+    (void)state;
+    write_step(&s, "pref_policy", "\"type\": \"dpo\"", "");
+    train(&s, "out", SETS("max_steps=1"));
+    for (size_t i = 0; i < TM_COUNT(other); i++) expect_same_job(&s, other[i][0], other[i][1]);
+    /* nor with the base as the reference where a folder was; which may lie elsewhere */
+    write_adapter(&s, run_format("\"type\": \"dpo\", %s", REFERENCE("pref_reference")), "");
+    train(&s, "out", SETS("max_steps=1"));
+    expect_same_job(&s, "max_steps=1", NULL);
+    assert_int_equal(symlink(fixture("pref_reference", ""), run_path(s.dir, "moved")), 0);
+    expect_same_job(&s, run_format("objective.reference=%s/moved", s.dir), NULL);
+    expect_same_job(&s, "objective.reference=null", "the reference model has other weights");
+    tm_json_free(s.doc);
+}
+
 static void expect_refused(const scene *s, const char *objective, const char *want) {
     write_step(s, "pref_policy", objective, "");
     run_result r =
@@ -430,6 +463,6 @@ int main(int argc, char **argv) {
                                        cmocka_unit_test(test_variants), cmocka_unit_test(test_micro_batches),
                                        cmocka_unit_test(test_lanes),    cmocka_unit_test(test_one_hash),
                                        cmocka_unit_test(test_kept),     cmocka_unit_test(test_quantised_reference),
-                                       cmocka_unit_test(test_refused)};
+                                       cmocka_unit_test(test_refused),  cmocka_unit_test(test_same_objective)};
     return cmocka_run_group_tests(tests, NULL, run_clean);
 }

@@ -184,6 +184,11 @@ void trainer_describe_input(const trainer *t, tm_json_writer *w) {
     field_hex(w, "eval", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0);
 }
 
+/* Where the base itself is the reference nothing is said of one. */
+static bool same_reference(const trainer *t, const tm_json *info) {
+    return t->s.reference_hash ? same_hex(info, "reference", t->s.reference_hash) : !tm_json_get(info, "reference");
+}
+
 /* What run.json says of it against this job. */
 static tm_status compare_finished(const trainer *t, const earlier *e, tm_buf *differ) {
     const tm_json *root = tm_json_root(e->doc);
@@ -191,8 +196,7 @@ static tm_status compare_finished(const trainer *t, const earlier *e, tm_buf *di
     if (!same_hex(root, "model", t->s.model_hash)) TM_TRY(tm_buf_printf(differ, "model has another config.json; "));
     if (t->s.base_hash && !same_hex(root, "base", t->s.base_hash))
         TM_TRY(tm_buf_printf(differ, "model has other weights; "));
-    if (t->s.reference_hash && !same_hex(root, "reference", t->s.reference_hash))
-        TM_TRY(tm_buf_printf(differ, "the reference model has other weights; "));
+    if (!same_reference(t, root)) TM_TRY(tm_buf_printf(differ, "the reference model has other weights; "));
     if (!same_hex(root, "data", tm_dataset_fingerprint(data_set(t->s.train))))
         TM_TRY(tm_buf_printf(differ, "data.train holds other samples; "));
     if (!same_hex(root, "eval", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0))
@@ -276,7 +280,7 @@ tm_status trainer_check_commit(trainer *t) {
                        "%s: its weights are not those that the run in %s began with, and what it trains is of no use "
                        "with others; put the old model back",
                        t->s.cfg->model, t->s.cfg->output_dir);
-    if (t->s.reference_hash && !same_hex(info, "reference", t->s.reference_hash))
+    if (!same_reference(t, info))
         return tm_fail(
             TM_EINPUT,
             "%s: the reference model's weights are not those that the run in %s began with; put the old ones back",
