@@ -31,6 +31,7 @@ static void rows_are_consistent(void **state) {
         *dot = 0;
         const schema_row *up = schema_find(parent);
         if (!up || !(up->alias_of || up->types & T_OBJ)) fail_msg("%s lies in nothing", row->path);
+        if (row->shown && !up->shown) fail_msg("%s is written down in nothing", row->path);
     }
 }
 
