@@ -129,6 +129,7 @@ tm_status job_start(const planner_ask *ask, planner_choice *out) {
     if (rc != TM_OK) return rc;
     adopt(job, out);
     if (job->opts.plan_only) return TM_OK;
+    if (ask->chosen) TM_TRY(job_agree(job, ask->chosen(ask->chosen_ctx, out)));
     TM_TRY(job_agree(job, job_open_tiers(job, &job->opts)));
     TM_TRY(job_agree(job, job_fill_state(job, out->hold_plan, out->import_plan)));
     tm_plan_free(out->hold_plan);

@@ -16,6 +16,10 @@
  * once for each choice that is tried: what an earlier call compiled is freed. */
 typedef tm_status (*job_more_fn)(void *ctx, const tm_job *job, job_account *account, const pass_opts *way);
 
+struct planner_choice;
+/* What is made of the plans before there is a slab: it may take a while what the frames will. */
+typedef tm_status (*job_chosen_fn)(void *ctx, const struct planner_choice *c);
+
 /* What is to be planned: this job, its options (job->opts) being limits and bounds, in one of these ways. */
 typedef struct planner_ask {
     tm_job *job; /* its state is laid out anew, as the choice has it in the end */
@@ -24,6 +28,8 @@ typedef struct planner_ask {
     uint32_t n;
     job_more_fn more; /* NULL: nothing else is run */
     void *ctx;
+    job_chosen_fn chosen; /* of job_start, once; NULL: nothing is made */
+    void *chosen_ctx;
 } planner_ask;
 
 /* What was chosen; or, with TM_EBUDGET, why nothing was. */

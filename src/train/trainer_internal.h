@@ -291,7 +291,9 @@ tm_status trainer_check_room(const trainer *t);
  * ends. */
 tm_status trainer_watch_open(trainer *t,
                              const job_opts *o); /* after job_open: machine and costs, for the choice of plan */
-tm_status trainer_watch_start(trainer *t);       /* plans and executor are there */
+/* The other plans are there, the slab is not: for proving who follows whom a thousand micro-batches take 20 MiB. */
+tm_status trainer_watch_link(trainer *t, const tm_plan *step);
+tm_status trainer_watch_start(trainer *t);                    /* plans and executor are there */
 void trainer_watch_announce(trainer *t, const tm_plan *plan); /* a step is about to run `plan` */
 tm_status trainer_watch_step(trainer *t, const step_line *line);
 /* Of the steps to come and what comes with them, by the same simulation; after the start. */

@@ -140,6 +140,10 @@ job_opts trainer_job_options(const trainer *t) {
     return o;
 }
 
+static tm_status link_steps(void *ctx, const planner_choice *c) {
+    return trainer_watch_link(ctx, c->plan);
+}
+
 tm_status trainer_open_job(trainer *t) {
     tm_config *c = t->s.cfg;
     job_opts o = trainer_job_options(t);
@@ -167,7 +171,9 @@ tm_status trainer_open_job(trainer *t) {
                              .way = way,
                              .n = run_ways(&t->s, &shape, way),
                              .more = run_compile_more,
-                             .ctx = &more};
+                             .ctx = &more,
+                             .chosen = link_steps,
+                             .chosen_ctx = t};
     t->job->opts = o;
     tm_status rc = job_start(&ask, &choice);
     t->plans.step = choice.plan;

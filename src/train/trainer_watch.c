@@ -120,14 +120,16 @@ static tm_status path_stats(const trainer *t, tm_io_stats stats[TM_MACHINE_PATHS
     return TM_OK;
 }
 
+tm_status trainer_watch_link(trainer *t, const tm_plan *step) {
+    trainer_watch *w = t->watch;
+    TM_TRY(tm_link_create(&w->step_link, step, step));
+    return t->plans.first ? tm_link_create(&w->first_link, t->plans.first, step) : TM_OK;
+}
+
 tm_status trainer_watch_start(trainer *t) {
     trainer_watch *w = t->watch;
-    TM_TRY(tm_link_create(&w->step_link, t->plans.step, t->plans.step));
     TM_TRY(predict(t, &w->step, t->plans.step, w->step_link, RUNS));
-    if (t->plans.first) {
-        TM_TRY(tm_link_create(&w->first_link, t->plans.first, t->plans.step));
-        TM_TRY(predict(t, &w->first, t->plans.first, NULL, 1));
-    }
+    if (t->plans.first) TM_TRY(predict(t, &w->first, t->plans.first, NULL, 1));
     if (t->s.args->trace) {
         TM_TRY(tm_trace_open(&w->trace, t->s.args->trace));
         tm_exec_trace(t->job->tiers.exec, true);

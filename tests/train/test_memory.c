@@ -118,11 +118,12 @@ static void check_plans(const scene *s, const char *micro_batches) {
     }
 }
 
-/* A plan grows with the micro-batches of a step, and the state does not: it is the job's own memory, too. */
+/* A plan grows with the micro-batches of a step, and the state does not: it is the job's own memory, too; so is what its
+ * proofs take. */
 static void test_many_micro_batches(void **state) {
     (void)state;
     scene s = scene_open();
-    check_plans(&s, "gradient_accumulation_steps=256");
+    check_plans(&s, "gradient_accumulation_steps=512");
 }
 
 /* Where operations are many and small there is little but plans, and what it takes to make them. */
