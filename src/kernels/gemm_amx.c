@@ -57,15 +57,17 @@ static bool system_saves_tiles(void) {
     return (low & TILE_STATES) == TILE_STATES;
 }
 
+/* Linux gives room for tiles to a process that asks, all of its threads, those there are too, and its children. A system
+ * that refuses has none, so that another product is preferred, and room is looked for that one. */
 static bool has_amx(void) {
     unsigned a, b, c, d;
     return kernels.level == KERNELS_AVX512 && kernels_has_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
-           (d & HAS_BF16_TILES) && (d & HAS_TILES) && system_saves_tiles();
+           (d & HAS_BF16_TILES) && (d & HAS_TILES) && system_saves_tiles() &&
+           syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA) == 0;
 }
 
 static gemm_opened open_amx(unsigned threads, tm_elem products) {
-    /* Linux gives room for tiles to a process that asks, all of its threads, those there are too. */
-    if (!has_amx() || syscall(SYS_arch_prctl, ASK_PERMISSION, TILE_DATA) != 0) return GEMM_ABSENT;
+    if (!has_amx()) return GEMM_ABSENT;
     own.threads = threads;
     gemm_opened how = gemm_builtin.open(threads, products);
     snprintf(own.name, sizeof own.name, "amx+%s", gemm_builtin.describe());
