@@ -39,10 +39,9 @@ static tm_status use_forced(const char *name, unsigned threads, tm_elem products
         return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: its %s products are wrong on this CPU; unset the variable", name,
                        wrong);
     return chosen ? TM_OK
-                  : tm_fail(TM_EINPUT,
-                            "TIDEMILL_GEMM=%s: is not to be had here; install it (amx: a CPU that has it), or unset "
-                            "the variable",
-                            name);
+                  : tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: is not to be had here%s; unset the variable", name,
+                            b == &gemm_amx ? ": it takes a CPU and a system with AMX, and no TIDEMILL_ISA below avx512"
+                                           : "; install it");
 }
 
 /* The one this CPU's feature bits prefer most for products of that type, of those below `limit`; NULL: none. */
