@@ -1,6 +1,6 @@
-/* oneDNN, found at run time: products of bf16 for CPUs that multiply it (AVX-512 BF16, AMX). Major versions 2 and 3
- * differ in how a primitive is described, so both ways are here; their headers are not needed, everything is reached by
- * name and passed by pointer. It runs its own OpenMP team, of our size, one product at a time.
+/* oneDNN, found at run time: products of bf16 for CPUs that multiply it (AVX-512 BF16; AMX where it is forced). Major
+ * versions 2 and 3 differ in how a primitive is described, so both ways are here; their headers are not needed, everything
+ * is reached by name and passed by pointer. It runs its own OpenMP team, of our size, one product at a time.
  *
  * What it is not asked for (fp16, operands of two types, alpha other than 1; fp32, unless it was forced for a run in
  * fp32) and what it has no more than a reference for (bf16 on a CPU without bf16 instructions) is the builtin
