@@ -188,7 +188,8 @@ static tm_status has_room(const way_list *w, const pass_opts *way, uint64_t room
     return TM_OK;
 }
 
-/* What lies between frames makes no line: packing has the last word. *n, fewer than `all`, is near; then it is the most. */
+/* What lies between frames makes no line: packing has the last word. *n, fewer than `all`, is near; then it is the most.
+ * Steps away from it double until one number fits and another does not, and what is between those is halved. */
 static tm_status hold_to_packing(const way_list *w, const pass_opts *way, uint64_t room, uint32_t all, uint32_t *n) {
     uint32_t good = 0, bad = all, step = 1, at = *n;
     while (bad - good > 1 && bad > FEW) {
@@ -198,10 +199,10 @@ static tm_status hold_to_packing(const way_list *w, const pass_opts *way, uint64
         if (good && bad < all)
             at = good + (bad - good) / 2;
         else if (fits)
-            at = (uint32_t)tm_min_u64(at + step, all - 1);
+            at = (uint32_t)tm_min_u64((uint64_t)at + step, all - 1);
         else
             at = at > step ? at - step : 0;
-        step = 1 + at / 64;
+        step *= 2;
     }
     *n = good;
     return TM_OK;
