@@ -59,15 +59,15 @@ static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out)
 
 static const char *const names[] = {
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.json",
     /* of a model's other parts */
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
-    "image_processor_config.json", "chat_template.json", "LICENSE", "NOTICE"};
+    "image_processor_config.json", "LICENSE", "NOTICE"};
 
-enum { TOKENIZER_FILES = 9 }; /* the first of them */
+enum { TOKENIZER_FILES = 10 }; /* the first of them */
 
 bool tm_source_from_tokenizer(const tm_source *src, const char *name) {
-    bool of_it = strcmp(name, "chat_template.json") == 0;
+    bool of_it = false;
     for (size_t i = 0; i < TOKENIZER_FILES; i++) of_it |= strcmp(names[i], name) == 0;
     return src->tokenizer && of_it;
 }
