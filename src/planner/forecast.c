@@ -164,8 +164,10 @@ tm_status run_forecast_make(const run_rates *rates, run_forecast *out) {
     *out = (run_forecast){.steps = s->cfg->total_steps - rates->step};
     if (s->cfg->total_steps <= 0) return TM_OK;
     count(rates, out);
-    if (rates->imports) add_reference(&f);
-    if (rates->imports) TM_TRY(add_import(&f));
+    if (rates->imports) {
+        add_reference(&f);
+        TM_TRY(add_import(&f));
+    }
     TM_TRY(add_steps(&f));
     if (s->eval) {
         double programs = out->evaluations * (double)tm_dataset_steps_per_epoch(data_set(s->eval));
