@@ -56,7 +56,8 @@ static tm_status resolve_precision(cfg_state *s) {
 /* Rows of ids are told by the file's name; saying so is allowed where it is so. */
 static void resolve_format(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
-    const char *dot = c->data.train ? strrchr(c->data.train_items.item[0].path, '.') : NULL;
+    const char *first = c->data.train ? c->data.train_items.item[0].path : NULL; /* NULL in an item that was wrong */
+    const char *dot = first ? strrchr(first, '.') : NULL;
     c->data.format = TM_DATA_AUTO;
     if (!cfg_chosen(s, "data.format", "safetensors"))
         c->data.format = (tm_data_format)cfg_choice(s, "data.format");

@@ -5,6 +5,8 @@
 #include "model/model.h"
 #include "config/config.h"
 
+#include <string.h>
+
 typedef struct bytes {
     const char *data;
     size_t n;
@@ -17,12 +19,16 @@ static tm_status file(void *ctx, const char *path, tm_buf *out) {
 }
 
 static void load(const char *text, size_t n, bytes named) {
-    static const char *const set[] = {"model=m", "data.train=d", "output_dir=o"};
+    static const char *const set[] = {"model=m", "output_dir=o", "data.train=d"}; /* which it may name itself */
     tm_config *c = NULL;
     tm_buf dump = {0};
     tm_json_doc *doc = NULL;
-    tm_status rc = tm_config_load(
-        &c, text, n, &(tm_config_opts){.name = "f", .set = set, .n_set = 3, .read_file = file, .read_ctx = &named});
+    tm_status rc = tm_config_load(&c, text, n,
+                                  &(tm_config_opts){.name = "f",
+                                                    .set = set,
+                                                    .n_set = memmem(text, n, "train\"", 6) ? 2 : 3,
+                                                    .read_file = file,
+                                                    .read_ctx = &named});
     if (rc == TM_OK) {
         CHECK(tm_config_dump_json(c, &dump, 0) == TM_OK);
         CHECK(tm_json_parse(&doc, dump.data, dump.len, "dump", 0, 0) == TM_OK);

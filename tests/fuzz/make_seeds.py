@@ -291,6 +291,9 @@ def config():
     put(p, "numbers", '{"seed": 1e308, "max_steps": -9223372036854775808, "learning_rate": -0.0, "warmup_steps": 1e-320}')
     put(p, "sizes", '{"memory": {"host_budget": "18446744073709551615TiB"}, "aio": {"block_size": 1e19}}')
     put(p, "code", '{"model": "$(id)", "data": {"train": "`id`"}, "lr_scheduler_kwargs": {"__class__": "os.system"}}')
+    put(p, "files", '{"data": {"train": [{"path": "a.csv#5", "weight": 2, "columns": {"q": "prompt"}}, "b#3", {"path": "c", "samples": 4, '
+        '"sample_by": "line"}], "eval": {"path": "d"}, "format": "safetensors"}, "packing": true, "val_size": 0.5}')
+    put(p, "objective", '{"rlhf_type": "dpo", "beta": 0.2, "loss_type": ["ipo"], "ref_model": "r", "objective": {"cpo_alpha": 1}}')
     put(p, "suggestion", '{"learning_rat": 1, "per_device_train_batch_sise": 1, "zero_optimisation": {"stag": 3}}')
 
 
