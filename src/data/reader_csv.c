@@ -153,16 +153,18 @@ static bool is_one_of(const char *name, const char *const *names, size_t n) {
 }
 
 /* Lists of messages, where a string may stand too. */
-static bool holds_objects(const char *text, size_t n) {
+static tm_status holds_objects(const char *text, size_t n, bool *so) {
     tm_json_doc *doc = NULL;
-    bool so = false;
-    if (tm_json_parse(&doc, text, n, "cell", 0, 0) == TM_OK) {
+    *so = false;
+    tm_status rc = tm_json_parse(&doc, text, n, "cell", 0, 0);
+    if (rc == TM_ENOMEM) return rc;
+    if (rc == TM_OK) {
         const tm_json *root = tm_json_root(doc);
-        so = root->type == TM_JSON_ARRAY && root->child && root->child->type == TM_JSON_OBJECT;
+        *so = root->type == TM_JSON_ARRAY && root->child && root->child->type == TM_JSON_OBJECT;
         tm_json_free(doc);
     }
     tm_error_clear();
-    return so;
+    return TM_OK;
 }
 
 /* A cell that must be JSON: Python's own form of a list is what is met instead. */
@@ -191,13 +193,16 @@ static tm_status put_cell(tm_reader *r, tm_json_writer *w, uint32_t i) {
     size_t n = cell_len(r, i);
     data_holds what = data_holds_of(name, strlen(name));
     tm_jw_key(w, r->header.data + r->key[i]);
+    TM_TRY(w->status); /* its record would go with that of a cell that is no JSON */
     if (n && what == DATA_HOLDS_JSON) return put_json(r, w, i, cell, n);
+    bool objects = false;
+    if (*cell == '[' && what == DATA_HOLDS_EITHER) TM_TRY(holds_objects(cell, n, &objects));
     bool flag = is_one_of(name, flags, TM_COUNT(flags));
     if (flag && is_one_of(cell, yes, TM_COUNT(yes)))
         tm_jw_bool(w, true);
     else if (flag && is_one_of(cell, no, TM_COUNT(no)))
         tm_jw_bool(w, false);
-    else if (*cell == '[' && what == DATA_HOLDS_EITHER && holds_objects(cell, n))
+    else if (objects)
         tm_jw_raw(w, cell, n);
     else
         tm_jw_strn(w, cell, n);

@@ -4,6 +4,7 @@
 #include "golden_lines.h"
 #include "text/chat/chat.h"
 #include "data/dataset.h"
+#include "tests/support/mem_file.h"
 #include "tests/support/walk.h"
 #include "tests/support/skip.h"
 
@@ -200,6 +201,48 @@ static tm_status data_once(void *ctx) {
     return rc;
 }
 
+/* ---- files of every form ------------------------------------------------------------------------------------------ */
+
+typedef struct file_case {
+    const char *name;
+    mem_file file;
+    uint64_t records; /* hash of all in the first run, which nothing disturbed */
+} file_case;
+
+static tm_status file_once(void *ctx) {
+    file_case *c = ctx;
+    uint64_t hash = 1;
+    const tm_data_source source = mem_file_source(&c->file, c->name);
+    tm_record record = {.text = ""};
+    tm_reader *r;
+    tm_status rc = tm_reader_open(&r, &source, &(tm_reader_opts){.sample_by = TM_SAMPLE_BY_PARAGRAPH});
+    while (rc == TM_OK && record.text) {
+        rc = tm_reader_next(r, &record);
+        if (rc == TM_OK && record.text) hash = tm_hash64(record.text, record.len, hash + (record.wrong != NULL));
+    }
+    tm_reader_close(r);
+    if (rc == TM_OK && c->records == 0) c->records = hash;
+    return rc == TM_OK && c->records != hash ? TM_EBUG : rc;
+}
+
+/* gzip -n of "{\"a\":1}\n" */
+static const char packed[] =
+    "\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xabVJT\xb2\x32\xac\xe5\x02\x00\x46\xa3\xe8t\x08\x00\x00\x00";
+
+static void test_files(void **state) {
+    (void)state;
+    static const char csv[] = "prompt,messages,label\n\"[{\"\"a\"\": 1}]\",[1],1\nb,no JSON,0\n",
+                      json[] = "{\"v\": 1, \"data\": [{\"a\": 1}, {\"b\": 2}]}", text[] = "one\ntwo\n\nthree\n";
+    file_case all[] = {{"a.csv", {csv, sizeof csv - 1}, 0},
+                       {"a.json", {json, sizeof json - 1}, 0},
+                       {"a.txt", {text, sizeof text - 1}, 0},
+                       {"a.jsonl.gz", {packed, sizeof packed - 1}, 0}};
+    for (size_t i = 0; i < TM_COUNT(all); i++) {
+        walk alloc = {.call = "alloc", .kind = "fail", .want = TM_ENOMEM};
+        assert_true(walk_all(alloc, file_once, &all[i]) >= 3);
+    }
+}
+
 static void test_data(void **state) {
     (void)state;
     static const char chatml[] =
@@ -233,6 +276,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tokenizers),
         cmocka_unit_test(test_templates),
+        cmocka_unit_test(test_files),
         cmocka_unit_test(test_data),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
