@@ -4,6 +4,7 @@
 #include "io/file/file.h"
 #include "planner/start.h"
 #include "session/batch.h"
+#include "session/data_open.h"
 #include "infer/infer.h"
 
 #include "kernels/kernels.h"

@@ -1,5 +1,6 @@
 /* Generation: a prefill pass over the prompts, then one-token passes over a key-value cache that stays resident.
  * Several prompts run side by side; a row's result does not depend on the others. */
+#include "data/dataset.h"
 #include "infer/forward_internal.h"
 #include "infer/generate_internal.h"
 #include "io/file/file.h"

@@ -2,7 +2,6 @@
  */
 #include "infer/forward_internal.h"
 #include "planner/start.h"
-#include "session/text.h"
 #include "session/token_rows.h"
 #include "step/step.h"
 #include "infer/infer.h"

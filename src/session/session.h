@@ -21,7 +21,7 @@
 #include "config/config.h"
 #include "io/run/run.h"
 #include "session/args.h"
-#include "session/text.h"
+#include "session/data_open.h"
 #include "step/step.h"
 
 typedef struct session {

@@ -1,7 +1,7 @@
 /* Preferences as text and as the token rows that are made of it: training gives the same bits; and the same losses however a
  * step's samples are divided into micro-batches. What text ends with. */
 #include "run.h"
-#include "session/text.h"
+#include "session/data_open.h"
 
 #include <math.h>
 #include <stdlib.h>
