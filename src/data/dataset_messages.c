@@ -108,14 +108,24 @@ tm_status data_alpaca_messages(const tm_json *line, tm_buf *out) {
 
 /* ---- ShareGPT --------------------------------------------------------------------------------------------------- */
 
-static const char *sharegpt_role(const tm_json *from) {
-    static const char *const roles[][2] = {{"human", "user"},       {"user", "user"},           {"gpt", "assistant"},
-                                           {"model", "assistant"},  {"assistant", "assistant"}, {"system", "system"},
-                                           {"observation", "tool"}, {"tool", "tool"},           {"bot", "assistant"},
-                                           {"chatgpt", "assistant"}};
+/* The names that data have for authors, beside those that templates know. */
+static const char *known_role(const tm_json *role) {
+    static const char *const roles[][2] = {{"human", "user"},
+                                           {"gpt", "assistant"},
+                                           {"bot", "assistant"},
+                                           {"chatgpt", "assistant"},
+                                           {"observation", "tool"}};
     for (size_t i = 0; i < TM_COUNT(roles); i++)
-        if (from && tm_json_is(from, roles[i][0])) return roles[i][1];
+        if (tm_json_is(role, roles[i][0])) return roles[i][1];
     return NULL;
+}
+
+static const char *sharegpt_role(const tm_json *from) {
+    static const char *const own[][2] = {
+        {"user", "user"}, {"assistant", "assistant"}, {"model", "assistant"}, {"system", "system"}, {"tool", "tool"}};
+    for (size_t i = 0; i < TM_COUNT(own); i++)
+        if (tm_json_is(from, own[i][0])) return own[i][1];
+    return known_role(from);
 }
 
 static tm_status put_call(tm_json_writer *w, const tm_json *call) {
@@ -161,18 +171,6 @@ static tm_status put_turn(tm_json_writer *w, const tm_json *turn) {
     if (tm_json_is(from, "function_call")) return put_calls(w, tm_json_get(turn, "value"));
     if (!role) return tm_fail(TM_EINPUT, "\"from\": \"%.40s\" is none of human, gpt, system, observation", from->text);
     return put_string(w, role, tm_json_get(turn, "value"), "\"value\" of a conversation turn");
-}
-
-/* The names that data have for authors, beside those that templates know. */
-static const char *known_role(const tm_json *role) {
-    static const char *const roles[][2] = {{"human", "user"},
-                                           {"gpt", "assistant"},
-                                           {"bot", "assistant"},
-                                           {"chatgpt", "assistant"},
-                                           {"observation", "tool"}};
-    for (size_t i = 0; i < TM_COUNT(roles); i++)
-        if (role && tm_json_is(role, roles[i][0])) return roles[i][1];
-    return NULL;
 }
 
 /* A message that says nothing: templates would print "None". One of calls has its say in them. */
