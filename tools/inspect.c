@@ -41,11 +41,6 @@ static row row_of(const subject *s, uint32_t i) {
     return (row){t->name, t->fmt, t->ndim, t->shape, t->elements, t->bytes};
 }
 
-static bool has_suffix(const char *s, const char *suffix) {
-    size_t n = strlen(s), m = strlen(suffix);
-    return n >= m && strcmp(s + n - m, suffix) == 0;
-}
-
 static tm_status open_source(subject *s) {
     size_t len;
     TM_TRY(tm_source_open(&s->src, s->path));
@@ -64,7 +59,7 @@ static const tm_json *shown(const subject *s, const char *key) {
 }
 
 static tm_status open_subject(subject *s) {
-    if (!tm_path_is_dir(s->path) && has_suffix(s->path, ".safetensors")) {
+    if (!tm_path_is_dir(s->path) && tm_ends_with(s->path, ".safetensors")) {
         TM_TRY(tm_st_open(&s->st, s->path));
         s->kind = "safetensors";
         s->n = tm_st_count(s->st);

@@ -149,6 +149,7 @@ void tm_free(void *p); /* NULL is fine */
 void tm_free_all(void *const *p, size_t n);
 char *tm_strdup(const char *s) TM_MUST_USE;
 char *tm_strndup(const char *s, size_t n) TM_MUST_USE;
+bool tm_ends_with(const char *s, const char *suffix);
 tm_status tm_nomem(size_t bytes); /* records TM_ENOMEM with the size */
 uint64_t tm_mem_live_bytes(void); /* now held through these functions */
 uint64_t tm_mem_peak_bytes(void);

@@ -76,6 +76,11 @@ char *tm_strndup(const char *s, size_t n) {
     return copy;
 }
 
+bool tm_ends_with(const char *s, const char *suffix) {
+    size_t n = strlen(s), m = strlen(suffix);
+    return n >= m && memcmp(s + n - m, suffix, m) == 0;
+}
+
 tm_status tm_nomem(size_t bytes) {
     return tm_fail(TM_ENOMEM, "out of memory: %zu bytes could not be allocated; free some or lower memory.host_budget",
                    bytes);

@@ -24,7 +24,6 @@ int64_t tm_find_name(const uint32_t *order, uint32_t n, tm_name_fn name, const v
 bool tm_utf8_valid(const char *s, size_t n); /* and without NUL */
 /* Product of a shape; false on overflow. */
 bool tm_shape_elements(const uint64_t *shape, uint32_t ndim, uint64_t *elements);
-bool tm_ends_with(const char *s, const char *suffix);
 /* DIR/NAME as a new string; NULL without memory. */
 char *tm_path_join(const char *dir, const char *name);
 /* DIR/NAME with these bytes, written beside and renamed. */

@@ -93,11 +93,6 @@ bool tm_shape_elements(const uint64_t *shape, uint32_t ndim, uint64_t *elements)
     return true;
 }
 
-bool tm_ends_with(const char *s, const char *suffix) {
-    size_t n = strlen(s), m = strlen(suffix);
-    return n >= m && memcmp(s + n - m, suffix, m) == 0;
-}
-
 char *tm_path_join(const char *dir, const char *name) {
     size_t n = strlen(dir) + strlen(name) + 2;
     char *path = tm_malloc(n);

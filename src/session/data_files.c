@@ -16,11 +16,6 @@ struct data_files {
     const tm_data_item *item; /* whose folder is listed */
 };
 
-static bool ends_with(const char *name, const char *end) {
-    size_t n = strlen(name), m = strlen(end);
-    return n >= m && !strcmp(name + n - m, end);
-}
-
 static tm_status add_path(data_files *f, const tm_data_item *item, char *path) {
     if (!path) return tm_nomem(4096);
     tm_status rc = tm_grow(&f->path, &f->path_cap, f->n + 1, sizeof *f->path);
@@ -41,7 +36,7 @@ static bool is_beside(const char *name) {
     static const char *const ends[] = {".md", ".py", ".yaml", ".yml", ".lock", ".sha256"};
     bool so = *name == '.';
     for (size_t i = 0; i < TM_COUNT(names); i++) so |= !strcmp(name, names[i]);
-    for (size_t i = 0; i < TM_COUNT(ends); i++) so |= ends_with(name, ends[i]);
+    for (size_t i = 0; i < TM_COUNT(ends); i++) so |= tm_ends_with(name, ends[i]);
     return so;
 }
 
@@ -90,7 +85,7 @@ static void close_source(void *ctx, uint32_t i) {
 
 static tm_status look_at(data_files *f, uint32_t i) {
     tm_data_source source;
-    bool packed, rows = ends_with(f->path[i], ".safetensors");
+    bool packed, rows = tm_ends_with(f->path[i], ".safetensors");
     if (rows)
         return tm_fail(TM_EUNSUPPORTED,
                        "%s: token rows are one file, taken in order; it cannot be one of several, nor have a number of "

@@ -128,9 +128,8 @@ static tm_status open_records(data_file *f, const tm_data_items *items, const te
 
 bool data_is_rows(const tm_data_items *items) {
     const char *path = items->item[0].path;
-    size_t len = strlen(path);
     bool whole = items->n == 1 && !items->item[0].samples && items->item[0].weight == 1;
-    return whole && len > 12 && strcmp(path + len - 12, ".safetensors") == 0;
+    return whole && tm_ends_with(path, ".safetensors");
 }
 
 static void name_it(data_file *f, const tm_data_items *items) {
