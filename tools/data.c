@@ -58,7 +58,7 @@ typedef struct bins {
 /* 1, 2 or 5 times a power of ten. */
 static uint32_t round_width(uint32_t least) {
     uint32_t ten = 1;
-    while (ten < least / 10) ten *= 10;
+    while (10 * ten < least) ten *= 10;
     return least <= ten ? ten : least <= 2 * ten ? 2 * ten : least <= 5 * ten ? 5 * ten : 10 * ten;
 }
 
@@ -66,6 +66,7 @@ static bins count_lengths(const tm_dataset *ds) {
     uint32_t longest = tm_dataset_get_counts(ds)->longest;
     bins b = {.width = round_width(longest / MOST_BINS + 1)};
     b.n = longest / b.width + 1;
+    TM_ASSERT(b.n <= MOST_BINS);
     for (uint64_t i = 0; i < tm_dataset_rows(ds); i++) b.count[tm_dataset_row_tokens(ds, i) / b.width]++;
     return b;
 }

@@ -62,6 +62,33 @@ static void counts_are_of_the_files(void **state) {
     run_free(&r);
 }
 
+/* A dozen of lengths at most, whatever the longest is: 155 was cut into sixteen. */
+static void lengths_fit(void **state) {
+    (void)state;
+    static const unsigned longest[] = {11, 119, 120, 131, 155, 227, 1199, 1201};
+    const char *dir = run_dir(), *config = job(dir), *file = run_path(dir, "long.txt");
+    tm_buf text = {0};
+    for (int i = 0; i < 1500; i++) RUN_EXPECT_STATUS(tm_buf_printf(&text, "%c ", 'a' + i % 26));
+    run_write(file, text.data);
+    tm_buf_free(&text);
+    for (size_t i = 0; i < TM_COUNT(longest); i++) {
+        tm_json_doc *doc;
+        run_result r = run((run_opts){0}, "data", config, "--json", "--set", run_format("data.train=%s", file), "--set",
+                           run_format("data.seq_len=%u", longest[i]), NULL);
+        RUN_OK(&r);
+        RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, r.out_len, "data --json", 0, 0));
+        const tm_json *train = tm_json_get(tm_json_root(doc), "train"), *bins = tm_json_get(train, "lengths");
+        assert_int_equal(number(train, "longest"), longest[i]);
+        assert_in_range(bins->count, 1, 12);
+        const tm_json *last = bins->child;
+        while (last->next) last = last->next;
+        assert_int_equal(number(last, "rows"), 1);
+        assert_in_range(longest[i], number(last, "from"), number(last, "to"));
+        tm_json_free(doc);
+        run_free(&r);
+    }
+}
+
 static void text_shows_samples(void **state) {
     (void)state;
     const char *dir = run_dir(), *config = job(dir);
@@ -212,6 +239,7 @@ static void damaged_tokens_are_made_again(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(counts_are_of_the_files, run_clean),
+        cmocka_unit_test_teardown(lengths_fit, run_clean),
         cmocka_unit_test_teardown(text_shows_samples, run_clean),
         cmocka_unit_test_teardown(training_takes_them, run_clean),
         cmocka_unit_test_teardown(a_tokenizer_of_its_own, run_clean),
