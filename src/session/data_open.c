@@ -99,6 +99,7 @@ static tm_status open_with_cache(data_file *f, const data_files *files, uint64_t
     TM_TRY(open_cached(f, key, o, &found));
     f->shared = !opts->owns_cache && found;
     f->cached = opts->owns_cache;
+    f->keep = found; /* a start that fails leaves what it has not made */
     if (found) return TM_OK;
     if (!opts->owns_cache) name_spill(f, opts->spill_dir);
     TM_TRY(tm_dataset_open(&f->set, data_files_get(files), o));

@@ -255,7 +255,7 @@ tm_status tm_train_run(const tm_train_args *args) {
     if (rc != TM_OK && args->reported) *args->reported = !session_is_rank0(&t.s);
     tm_error said = *tm_error_get(); /* the first failure, whatever closing meets */
     if (rc != TM_OK && !started && session_undo_base(&t.s) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
-    session_keep_data(&t.s, rc != TM_OK && started);
+    if (rc == TM_OK || started) session_keep_data(&t.s, rc != TM_OK);
     trainer_close(&t);
     if (no_copy) drop_copy(&t);
     bool speaks = session_is_rank0(&t.s);

@@ -205,6 +205,11 @@ static void tokens_are_kept_for_the_next_start(void **state) {
     const char *more = run_format("max_steps=%ld", committed(&r) + 2);
     run_free(&r);
     assert_non_null(tokens_in(output));
+    r = run((run_opts){0}, "train", config, "--set", "max_steps=1", NULL);
+    assert_int_equal(r.status, 2);
+    assert_non_null(strstr(r.err, "max_steps is 1; raise it"));
+    run_free(&r);
+    assert_non_null(tokens_in(output)); /* a start that is refused leaves what it has not made */
     run_write(run_path(output, ".tokens-train-0123456789abcdef"), "of data that were others");
     r = run((run_opts){0}, "train", config, "--set", more, NULL);
     RUN_OK(&r);
