@@ -188,8 +188,9 @@ static tm_status open_job(bench *b) {
     b->job->sinks.fill = fill;
     b->job->sinks.fill_ctx = b;
     b->job->step.max_grad_norm = s->cfg->max_grad_norm;
-    TM_TRY(job_costs_open(&b->costs, b->job, &b->shape, NULL, &b->machine,
-                          b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE));
+    const job_costs_ask costs = {.shape = &b->shape,
+                                 .mode = b->args->no_measure ? JOB_COSTS_PROFILE : JOB_COSTS_MEASURE};
+    TM_TRY(job_costs_open(&b->costs, b->job, &costs, &b->machine));
     say_basis(b);
     forget_peak();
     job_use_costs(b->job, &b->machine, job_cost, b->costs);

@@ -1,6 +1,7 @@
 /* Seconds of a job's operations: one table of stages, a few numbers an element, and where each of them comes from. */
 #include "planner/cost_table_internal.h"
 #include "job/job.h"
+#include "planner/start.h"
 
 #include "comm/comm.h"
 #include "kernels/kernels.h"
@@ -13,7 +14,9 @@
 #endif
 
 /* Token rows that are timed; more of them take proportionally longer. */
-enum { MEASURED_TOKENS = 1024, MEASURE_SECONDS = 10, SEQ_GRAIN = 64 };
+enum { MEASURED_TOKENS = 1024, SEQ_GRAIN = 64 };
+/* Of timing: at most; of the run that it is for; and less than this is not worth while. */
+static const double MEASURE_SECONDS = 10, MEASURE_PART = 0.05, MEASURE_LEAST = 0.5;
 static const uint64_t MEASURE_RESERVE = 48 << 20;
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */
@@ -33,6 +36,10 @@ job_work job_load_work(const tm_model *m, uint32_t unit, uint32_t stage, bool ba
 static double nominal(const cost_source *s, job_work w) {
     if (s->is_gpu) return cost_gpu_seconds(w, s->flops_per_second, s->bytes_per_second);
     return w.flops / s->flops_per_second + w.bytes / s->bytes_per_second;
+}
+
+static cost_bound bound_of(const cost_source *s, job_work w) {
+    return w.flops / s->flops_per_second > w.bytes / s->bytes_per_second ? COST_BY_FLOPS : COST_BY_BYTES;
 }
 
 /* ---- the profile --------------------------------------------------------------------------------------------- */
@@ -74,9 +81,8 @@ void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) 
 
 static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
     cost_side side = cost_side_of(c, op);
-    if (tm_stop_signal() != 0 || c->mode != JOB_COSTS_MEASURE || c->job->ranks.ranks > 1 ||
-        tm_now_ns() - c->began_ns > MEASURE_SECONDS * 1000000000ULL)
-        return false;
+    if (tm_stop_signal() != 0 || c->mode != JOB_COSTS_MEASURE || tm_now_ns() - c->began_ns >= c->limit_ns) return false;
+    if (side == COST_DEVICE && c->job->ranks.ranks > 1) return false; /* ranks may share it */
     tm_phase_step(&c->timing);
     cost_timing t = {.seconds = 0};
     if (side == COST_DEVICE ? !cost_device_measure(c, op, &t.seconds)
@@ -89,17 +95,18 @@ static bool measure(job_costs *c, const tm_op *op, const char *key, double *seco
     return true;
 }
 
-/* Seconds of `op` as it is timed, from the best source there is. */
-static double resolve(job_costs *c, const tm_op *op, const char *key, double by_rates) {
+/* Seconds of `op` as it is timed, from the best source there is. What is not known takes as many times what the rates
+ * say as those of its sort that are: products may be ten times as fast as the rates, and memory no faster. */
+static double resolve(job_costs *c, const tm_op *op, const char *key, double by_rates, cost_bound b) {
     double seconds;
     cost_source *s = &c->side[cost_side_of(c, op)];
     if (c->mode == JOB_COSTS_NOMINAL) return by_rates;
     s->asked++;
     if (!s->profile || (!tm_profile_get(s->profile, key, &seconds) && !measure(c, op, key, &seconds)))
-        return s->known_nominal > 0 ? by_rates * s->known_seconds / s->known_nominal : by_rates;
+        return s->known_nominal[b] > 0 ? by_rates * s->known_seconds[b] / s->known_nominal[b] : by_rates;
     s->known++;
-    s->known_seconds += seconds;
-    s->known_nominal += by_rates;
+    s->known_seconds[b] += seconds;
+    s->known_nominal[b] += by_rates;
     return seconds;
 }
 
@@ -141,9 +148,10 @@ static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backwar
     }
     tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {.unit = unit, .stage = stage}});
     job_work load = job_load_work(m, unit, stage, backward, c->load);
-    job_work timed = c->side[c->stage_side].is_gpu ? load : job_stage_work(m, unit, stage, backward, &c->timed);
+    const cost_source *side = &c->side[c->stage_side];
+    job_work timed = side->is_gpu ? load : job_stage_work(m, unit, stage, backward, &c->timed);
     cost_stage_key(c, &op, key, sizeof key);
-    *out = cost_scaled(resolve(c, &op, key, nominal(&c->side[c->stage_side], timed)), timed, load);
+    *out = cost_scaled(resolve(c, &op, key, nominal(side, timed), bound_of(side, timed)), timed, load);
 }
 
 /* Tiles are alike; the largest part that learns has a full one wherever there is one. */
@@ -223,7 +231,7 @@ double cost_tile_bytes(const job_costs *c, cost_tile which) {
 static void fill_tile(job_costs *c, cost_tile which, const tm_op *op) {
     char key[64];
     double n = cost_tile_key(c, which, key, sizeof key), rate = c->side[cost_side_of(c, op)].bytes_per_second;
-    c->tile[which] = resolve(c, op, key, n * cost_tile_bytes(c, which) / rate) / n;
+    c->tile[which] = resolve(c, op, key, n * cost_tile_bytes(c, which) / rate, COST_BY_BYTES) / n;
 }
 
 static void fill_decode(job_costs *c) {
@@ -289,10 +297,28 @@ static job_shape timed_shape(const job_shape *shape, job_load load) {
 }
 
 /* Timing takes what the budget leaves beside the program itself, while no frame exists yet. */
-static uint64_t timing_budget(const tm_job *job) {
+static uint64_t timing_budget(const tm_job *job, uint32_t tokens) {
     uint64_t have = tm_min_u64(job->opts.host_bytes, tm_mem_available_bytes() / 2);
-    uint64_t taken = tm_max_u64(MEASURE_RESERVE, job->budget.fixed_bytes);
+    uint64_t taken = tm_max_u64(MEASURE_RESERVE, planner_fixed_bytes(job, tokens));
     return have > taken ? have - taken : 0;
+}
+
+/* Forward and backward of a step by the rates. */
+static double step_by_rates(const job_costs *c) {
+    const tm_model *m = c->job->model;
+    double sum = 0;
+    for (int b = 0; b < 2; b++)
+        for (uint32_t u = 0; u < tm_model_units(m); u++)
+            for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++)
+                sum += nominal(&c->side[c->stage_side], job_load_work(m, u, s, b, c->load));
+    return sum * c->shape.micro_batches;
+}
+
+static double timing_seconds(const job_costs *c, const job_costs_ask *ask) {
+    if (ask->mode != JOB_COSTS_MEASURE) return 0;
+    if (!ask->run) return MEASURE_SECONDS;
+    double part = MEASURE_PART * ask->steps * step_by_rates(c);
+    return part < MEASURE_LEAST ? 0 : fmin(part, MEASURE_SECONDS);
 }
 
 /* Where no hardware file says otherwise, and never less for a start than the thread of src/comm needs. */
@@ -328,15 +354,15 @@ static tm_status save(const job_costs *c) {
     return TM_OK;
 }
 
-tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const job_load *load,
-                         tm_machine *machine, job_costs_mode mode) {
+tm_status job_costs_open(job_costs **out, tm_job *job, const job_costs_ask *ask, tm_machine *machine) {
     tm_status rc = TM_OK;
+    job_costs_mode mode = ask->mode;
     job_costs *c = tm_calloc(1, sizeof *c);
     if (!c) return tm_nomem(sizeof *c);
     c->job = job;
-    c->shape = *shape;
-    c->load = load ? *load : job_shape_load(tm_model_get_config(job->model), shape);
-    c->timed = timed_shape(shape, c->load);
+    c->shape = *ask->shape;
+    c->load = ask->load ? *ask->load : job_shape_load(tm_model_get_config(job->model), ask->shape);
+    c->timed = timed_shape(ask->shape, c->load);
     c->mode = mode;
     c->stage_side = job->tiers.traits.own_processors ? COST_DEVICE : COST_HOST;
     set_rates(c, machine);
@@ -344,7 +370,8 @@ tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, c
     set_links(c, machine);
     if (job->ranks.ranks > 1 && !(c->exchanges = tm_calloc(COST_EXCHANGES, sizeof *c->exchanges)))
         TM_GO(tm_nomem(COST_EXCHANGES * sizeof *c->exchanges));
-    c->budget = timing_budget(job);
+    c->budget = timing_budget(job, shape_tokens(ask->shape));
+    c->limit_ns = (uint64_t)(1e9 * timing_seconds(c, ask));
     c->began_ns = tm_now_ns();
     if (mode != JOB_COSTS_NOMINAL) TM_GO(open_profile(c));
     if (mode != JOB_COSTS_NOMINAL && c->stage_side == COST_DEVICE) TM_GO(cost_device_open(c, machine));

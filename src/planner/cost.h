@@ -1,11 +1,12 @@
 /* What a job's operations take: seconds for the simulator, names for traces.
  *
  * Seconds come from rates (NOMINAL: floating-point operations and bytes, counted from the model's tables), from the
- * profile of this machine (PROFILE: what was timed before; unknown operations from rates), or are timed now and saved
- * (MEASURE: a few seconds, in scratch memory that is given back). Operations that do the same work share one entry: all
- * blocks that are alike, all vocabulary parts, all tiles. Nothing that orders a sum depends on any of this.
+ * profile of this machine (PROFILE: what was timed before; unknown operations from rates), or what it lacks is timed now
+ * and saved (MEASURE: a few seconds, in scratch memory that is given back). Operations that do the same work share one
+ * entry: all blocks that are alike, all vocabulary parts, all tiles. Nothing that orders a sum depends on any of this.
  *
- *     TM_TRY(job_costs_open(&costs, job, &shape, &machine, JOB_COSTS_PROFILE));
+ *     const job_costs_ask ask = {.shape = &shape, .mode = JOB_COSTS_PROFILE};
+ *     TM_TRY(job_costs_open(&costs, job, &ask, &machine));
  *     tm_simulate(&r, plan, &(tm_sim_opts){.machine = &machine, .cost = job_cost, .ctx = costs, .runs = 3});
  *     job_costs_close(costs);
  */
@@ -22,12 +23,18 @@ typedef enum job_costs_basis { JOB_COSTS_NONE, JOB_COSTS_SOME, JOB_COSTS_ALL } j
 typedef tm_load job_load;
 job_load job_shape_load(const tm_model_config *c, const job_shape *shape);
 
+typedef struct job_costs_ask {
+    const job_shape *shape; /* of a step, with its largest micro-batch */
+    const job_load *load;   /* of the micro-batches whose mean seconds are asked for; NULL: all are of `shape` */
+    job_costs_mode mode;
+    bool run;     /* MEASURE: timed is only what pays in a run */
+    double steps; /* of so many steps: a twentieth of their seconds by the rates, and nothing where that is little */
+} job_costs_ask;
+
 typedef struct job_costs job_costs;
 /* `job` and its model outlive it; `machine` is copied from, and gets the rates of the link to the job's device where
- * they are known. MEASURE: tm_kernels_init was called, no job_run is under way. `load`: of the micro-batches whose
- * mean seconds are asked for; NULL: all are of `shape`, the largest. */
-TM_MUST_USE tm_status job_costs_open(job_costs **out, tm_job *job, const job_shape *shape, const job_load *load,
-                                     tm_machine *machine, job_costs_mode mode);
+ * they are known. MEASURE: tm_kernels_init was called, no job_run is under way. */
+TM_MUST_USE tm_status job_costs_open(job_costs **out, tm_job *job, const job_costs_ask *ask, tm_machine *machine);
 /* Which part of the timing just now was of operations that were disturbed (cost_timing); 0: nothing was timed. */
 double job_costs_disturbed(const job_costs *c);
 void job_costs_close(job_costs *c);                            /* NULL is fine */

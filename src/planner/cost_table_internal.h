@@ -7,6 +7,9 @@
 /* The head has three products in backward, two where its logits were kept. */
 #define COST_WITHOUT_KEPT_LOGITS 1.5
 
+/* What bounds an operation by the rates: its arithmetic, or the bytes that pass by. */
+typedef enum cost_bound { COST_BY_FLOPS, COST_BY_BYTES, COST_BOUNDS } cost_bound;
+
 /* Who carries operations out, and where their seconds come from. */
 typedef enum cost_side { COST_HOST, COST_DEVICE /* with processors of its own */, COST_SIDES } cost_side;
 typedef struct cost_source {
@@ -14,7 +17,7 @@ typedef struct cost_source {
     double flops_per_second, bytes_per_second;
     bool is_gpu; /* of a hardware file: a stage takes the longer of products and memory, and a launch */
     uint32_t asked, known;
-    double known_seconds, known_nominal; /* of what was measured, for what was not */
+    double known_seconds[COST_BOUNDS], known_nominal[COST_BOUNDS]; /* of what was measured, for what was not */
     double observed_seconds;
 } cost_source;
 
@@ -60,7 +63,7 @@ struct job_costs {
     double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
     struct cost_known
         *exchanges; /* [COST_EXCHANGES] by a hash of the operation: what it took to count; NULL: one rank */
-    uint64_t budget, began_ns;
+    uint64_t budget, began_ns, limit_ns; /* of timing: bytes, and how long it may take */
     tm_phase timing;
     uint32_t *first;         /* per unit: its stage 0 in `stage` and `alike` */
     cost_stage *alike;       /* the first stage that is alike (tm_stage_alike) speaks for it */

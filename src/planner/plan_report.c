@@ -330,10 +330,12 @@ static tm_status plan_job(planning *g) {
     out->learning = tm_model_learning_parameters(g->job->model);
     run_load load = run_step_load(s, tm_model_get_config(g->job->model));
     plan_lengths(g, &shape, &load);
-    TM_GO(job_costs_open(&costs, g->job, &shape, &load.load, &g->rank,
-                         g->hardware           ? JOB_COSTS_NOMINAL
-                         : g->args->no_measure ? JOB_COSTS_PROFILE
-                                               : JOB_COSTS_MEASURE));
+    const job_costs_ask ask = {.shape = &shape,
+                               .load = &load.load,
+                               .mode = g->hardware           ? JOB_COSTS_NOMINAL
+                                       : g->args->no_measure ? JOB_COSTS_PROFILE
+                                                             : JOB_COSTS_MEASURE};
+    TM_GO(job_costs_open(&costs, g->job, &ask, &g->rank));
     out->timing_disturbed = job_costs_disturbed(costs);
     TM_GO(save_hardware(g, &o, costs));
     job_use_costs(g->job, &g->rank, job_cost, costs);

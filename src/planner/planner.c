@@ -44,15 +44,15 @@ static uint64_t arena_fixed_bytes(const tm_job *job) {
     return arena / WINDOW_GRAIN + (uint64_t)PER_THREAD_KIB * 1024 * (tm_kernels_threads() + 3);
 }
 
-static uint64_t fixed_bytes(const tm_job *job, uint64_t other, uint32_t tokens) {
+uint64_t planner_fixed_bytes(const tm_job *job, uint32_t tokens) {
     tm_products products = tm_model_products(job->model, tokens);
-    uint64_t bytes = (PROGRAM_KIB + (uint64_t)PER_THREAD_KIB * tm_kernels_threads()) * 1024 + other;
+    uint64_t bytes = (PROGRAM_KIB + (uint64_t)PER_THREAD_KIB * tm_kernels_threads()) * 1024;
     bytes += tm_kernels_resident_bytes(&products);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
         bytes += OBJECT_BYTES + WALK_BYTES_PER_OBJECT +
                  tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
-    return bytes + job->tiers.traits.host_bytes + arena_fixed_bytes(job) + job_pissa_bytes(job);
+    return bytes + job->opts.other_bytes + job->tiers.traits.host_bytes + arena_fixed_bytes(job) + job_pissa_bytes(job);
 }
 
 /* As it is laid out without parked gradients. */
@@ -63,7 +63,7 @@ static tm_status divide_budget(const planner_ask *ask, job_budget *out) {
     TM_TRY(job_add_state(job, &job->opts, false));
     for (uint32_t i = 0; i < ask->n; i++)
         if (shape_tokens(&ask->way[i].shape) > tokens) tokens = shape_tokens(&ask->way[i].shape);
-    uint64_t fixed = fixed_bytes(job, job->opts.other_bytes, tokens);
+    uint64_t fixed = planner_fixed_bytes(job, tokens);
     *out = (job_budget){.host_bytes = host,
                         .fixed_bytes = fixed,
                         .slab_bytes = host == UINT64_MAX ? (uint64_t)1 << 46

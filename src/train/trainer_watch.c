@@ -32,7 +32,12 @@ tm_status trainer_watch_open(trainer *t, const job_opts *o) {
     TM_TRY(session_machine(o, &w->machine));
     job_shape shape = session_step_shape(&t->s);
     run_load load = run_step_load(&t->s, tm_model_get_config(t->job->model));
-    TM_TRY(job_costs_open(&w->costs, t->job, &shape, &load.load, &w->machine, JOB_COSTS_PROFILE));
+    const job_costs_ask ask = {.shape = &shape,
+                               .load = &load.load,
+                               .mode = JOB_COSTS_MEASURE,
+                               .run = true,
+                               .steps = (double)t->s.cfg->total_steps};
+    TM_TRY(job_costs_open(&w->costs, t->job, &ask, &w->machine));
     job_use_costs(t->job, &w->machine, job_cost, w->costs);
     return TM_OK;
 }

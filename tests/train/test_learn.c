@@ -4,6 +4,7 @@
 #include "run.h"
 #include "planner/cost_table_internal.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,6 +114,57 @@ static void test_short_run_teaches_nothing(void **state) {
     assert_false(tm_path_exists(profile));
 }
 
+/* What operations take is known before a long run's plan is chosen, though nobody has planned here: it is timed. The
+ * run is stopped as soon as that is kept. */
+static void test_a_long_run_times_first(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = write_config(dir, 100000), *profile = run_path(dir, "profile.json");
+    const char *env[] = {run_format("TIDEMILL_PROFILE=%s", profile), NULL};
+    const run_opts opts = {.env = env, .timeout_s = 20, .signal = SIGTERM, .signal_when = profile};
+    run_result r =
+        run(opts, "train", config, "--set", run_format("output_dir=%s", run_path(dir, "out")), "--quiet", NULL);
+    if (!strstr(r.err, "stopped by signal") && !strstr(r.err, "is committed"))
+        fail_msg("exit status %d; stderr:\n%s", r.status, r.err);
+    run_free(&r);
+    tm_json_doc *kept;
+    const tm_json *p = parse(profile, &kept);
+    (void)in_profile(p, "forward block.1.attn ");
+    (void)in_profile(p, "backward head.1.head ");
+    (void)in_profile(p, "finish ");
+    (void)in_profile(p, "adamw ");
+    tm_json_free(kept);
+}
+
+static double planned_seconds(const run_opts *opts, const char *config, const char *dir, bool measure) {
+    tm_json_doc *doc;
+    run_result r = run(*opts, "plan", config, "--json", "--set", run_format("output_dir=%s", run_path(dir, "out")),
+                       measure ? NULL : "--no-measure", NULL);
+    RUN_OK(&r);
+    RUN_EXPECT_STATUS(tm_json_parse(&doc, r.out, strlen(r.out), "plan", 0, 0));
+    double seconds = tm_json_get(tm_json_root(doc), "seconds_per_step")->number;
+    tm_json_free(doc);
+    run_free(&r);
+    return seconds;
+}
+
+/* Products that are a million times as fast as the rates say nothing of an update, which moves at least 24 bytes a
+ * parameter: 7.6 million of them at 12 GB/s. */
+static void test_products_say_nothing_of_memory(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *config = write_config(dir, 1), *profile = run_path(dir, "profile.json");
+    const run_opts opts = {.env = (const char *[]){run_format("TIDEMILL_PROFILE=%s", profile), NULL}};
+    tm_json_doc *kept;
+    (void)planned_seconds(&opts, config, dir, true);
+    const tm_json *backend = tm_json_get(parse(profile, &kept), "seconds")->child, *e = backend->child;
+    while (e && strncmp(e->key, "forward block.2.", 16) != 0) e = e->next;
+    assert_non_null(e);
+    run_write(profile, run_format("{\"version\": 1, \"disks\": [], \"seconds\": {\"%s\": {\"%s\": 1e-9}}}",
+                                  backend->key, e->key));
+    tm_json_free(kept);
+    double seconds = planned_seconds(&opts, config, dir, false);
+    if (seconds < 7.6e6 * 24 / 12e9) fail_msg("a step takes %g s", seconds);
+}
+
 /* What the start of a run on this disk says of its requests. */
 static void expect_requests(const char *config, const run_opts *opts, const char *offload, const char *aio,
                             const char *requests) {
@@ -196,6 +248,8 @@ int main(void) {
         cmocka_unit_test_teardown(test_means_are_kept, run_clean),
         cmocka_unit_test(test_pauses_do_not_count),
         cmocka_unit_test_teardown(test_short_run_teaches_nothing, run_clean),
+        cmocka_unit_test_teardown(test_a_long_run_times_first, run_clean),
+        cmocka_unit_test_teardown(test_products_say_nothing_of_memory, run_clean),
         cmocka_unit_test_teardown(test_tuned_requests_are_used, run_clean),
         cmocka_unit_test_teardown(test_disk_is_learned, run_clean),
     };
