@@ -89,8 +89,21 @@ void run_plans_free(run_plans *p) {
     *p = (run_plans){0};
 }
 
-/* Evenly over the run; a sample costs a microsecond a row. */
-enum { SAMPLED_STEPS = 4096 };
+/* Evenly over the run, some side by side: those of packed data, and by length, are made together. A sample takes one or
+ * two microseconds. */
+enum { SAMPLED_STEPS = 4096, SIDE_BY_SIDE = 16, SAMPLED = 1 << 18 };
+
+static uint64_t sampled_steps(const session *s, const job_shape *step) {
+    uint64_t samples = (uint64_t)step->micro_batches * step->rows * (s->comm ? s->ranks.ranks : 1);
+    uint64_t most = tm_min_u64(SAMPLED_STEPS, tm_max_u64(SAMPLED / samples, SIDE_BY_SIDE));
+    return tm_min_u64((uint64_t)s->cfg->total_steps, most);
+}
+
+/* The i-th of n of all. */
+static uint64_t sampled_step(uint64_t i, uint64_t n, uint64_t all) {
+    if (n == all) return i;
+    return i / SIDE_BY_SIDE * SIDE_BY_SIDE * all / n + i % SIDE_BY_SIDE;
+}
 
 /* What attention goes over: of packed rows as many as there are samples, taken to be of one length. */
 static job_shape attended_rows(const tm_batch_shape *b) {
@@ -106,13 +119,13 @@ run_load run_step_load(const session *s, const tm_model_config *m) {
     out.tokens = (double)ranks * largest.micro_batches * largest.rows * largest.seq;
     out.padded = (double)ranks * largest.micro_batches * shape_tokens(&largest);
     if (!s->train || steps == 0) return out;
-    uint64_t n = tm_min_u64(steps, SAMPLED_STEPS);
+    uint64_t n = sampled_steps(s, &largest);
     run_load sum = {.tokens = 0};
     for (uint64_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < largest.micro_batches; k++)
             for (uint32_t r = 0; r < ranks; r++) {
                 tm_batch_shape b;
-                tm_dataset_shape(data_set(s->train), i * steps / n, k, r, &b);
+                tm_dataset_shape(data_set(s->train), sampled_step(i, n, steps), k, r, &b);
                 sum.tokens += (double)b.mask_tokens;
                 sum.padded += b.tokens;
                 if (r != s->ranks.rank) continue;
