@@ -38,7 +38,7 @@
  * others (`begin`). B counts packs then, and the packs of an epoch take the place of its samples above. Which samples go
  * together is a function of (seed, epoch), each sample is in one pack of an epoch, and so epochs may differ by a few
  * packs, and by a step. group_by_length: samples of like length come in the same micro-batch (on all ranks), in an order
- * that depends on B and R too. Either takes about 0.3 MiB, and packing 8 bytes for 4,096 samples, whatever there are.
+ * that depends on B and R too. Either takes about 0.3 MiB, and packing 64 bytes for 4,096 samples.
  */
 #ifndef TIDEMILL_DATASET_H
 #define TIDEMILL_DATASET_H
@@ -268,12 +268,10 @@ void tm_dataset_step_info(const tm_dataset *ds, uint64_t step, tm_step_info *out
 uint64_t tm_dataset_step_sample(const tm_dataset *ds, uint64_t step, uint64_t i);
 
 typedef struct tm_batch_limits {
-    uint32_t rows, seq;   /* largest over the micro-batches of these steps */
-    uint32_t tokens;      /* largest T */
-    uint64_t step_tokens; /* largest sum of T over a step's micro-batches on one rank */
+    uint32_t rows, seq; /* largest over the micro-batches of these steps */
+    uint32_t tokens;    /* largest T */
 } tm_batch_limits;
-/* Exact over steps [first, first + n) and all ranks. Visits every sample of these steps, at about a microsecond each
- * where it is shuffled or packed; without shuffling at most one epoch is visited. */
+/* Exact over steps [first, first + n) and all ranks. Looks through the index once, some nanoseconds a row. */
 void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out);
 void tm_dataset_limits_mismatched(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out);
 /* The sample (in file order) at place `index` of the order of `epoch`. A permutation of [0, samples). */

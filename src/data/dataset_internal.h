@@ -22,7 +22,7 @@ typedef struct data_row {
 enum { DATA_BLOCK_ROWS = 1 << 16 }; /* the index grows by blocks, so that growing never copies */
 
 /* Rows that follow each other in the stream, none of them a preference row: four bytes each instead of 24. */
-enum { DATA_RUN = 64 };
+enum { DATA_RUN = 64, DATA_BLOCK_RUNS = DATA_BLOCK_ROWS / DATA_RUN };
 typedef struct data_run {
     uint64_t place; /* of the first */
     uint16_t n_tokens[DATA_RUN], n_labels[DATA_RUN];
@@ -73,8 +73,9 @@ static inline data_row *data_store_at(data_store *s, uint64_t i) {
     return &s->block[i / DATA_BLOCK_ROWS].row[i % DATA_BLOCK_ROWS];
 }
 tm_status data_store_add(data_store *s, data_row row);
-/* So many rows, at most DATA_BLOCK_ROWS, to be set before the next call; the blocks before are whole. */
-tm_status data_store_add_block(data_store *s, uint64_t n);
+/* So many rows, at most DATA_BLOCK_ROWS, to be set before the next call; the blocks before are whole. runs: as runs, of a
+ * whole block. */
+tm_status data_store_add_block(data_store *s, uint64_t n, bool runs);
 void data_store_truncate(data_store *s, uint64_t n_rows);
 /* Appends a row's ids and bits to the stream; *place is where they lie. */
 tm_status data_store_append(data_store *s, const int32_t *ids, uint32_t n, const tm_buf *bits, uint64_t *place);
@@ -195,7 +196,7 @@ static inline uint32_t data_roles(const tm_dataset *ds) {
 static inline uint32_t data_sample_tokens(const tm_dataset *ds, uint64_t sample) {
     uint32_t n = 0;
     for (uint32_t role = 0; role < data_roles(ds); role++)
-        n += data_store_get(&ds->store, sample * ds->rows_each + role)->n_tokens;
+        n += data_store_size(&ds->store, sample * ds->rows_each + role).n_tokens;
     return n;
 }
 /* Row i, in scratch until the next call. ids [n_tokens]; learn: bits (JSONL only); labels, mask: row sources only. */
@@ -221,6 +222,9 @@ int32_t data_view_label(const data_view *v, uint32_t t);
 
 void data_order_init(tm_dataset *ds);                                            /* once the number of rows is known */
 uint64_t data_order_drawn(const tm_dataset *ds, uint64_t epoch, uint64_t index); /* before it goes by length */
+/* Places [result, *end) of the epoch's order, not of packs, one of which is the sample's: samples that go by length are
+ * in the window of their place, somewhere. */
+uint64_t data_places_of(const tm_dataset *ds, uint64_t epoch, uint64_t sample, uint64_t *end);
 /* Where x of [0, n) stands in the permutation (key, epoch); half_bits: data_half_bits(n). */
 uint64_t data_permuted(uint64_t key, unsigned half_bits, uint64_t n, uint64_t epoch, uint64_t x);
 unsigned data_half_bits(uint64_t n);
@@ -271,6 +275,7 @@ void data_packer_restart(data_packer *p);            /* batch sizes are others *
 uint64_t data_packs(data_packer *p, uint64_t epoch); /* rows of an epoch */
 const uint64_t *data_pack_samples(data_packer *p, uint64_t epoch, uint64_t row, uint32_t *n);
 uint64_t data_by_length(data_packer *p, uint64_t epoch, uint64_t place);
+uint64_t data_window_of(const data_packer *p, uint64_t place, uint64_t *end); /* by length: its first place */
 typedef struct data_epoch {
     uint64_t number, first_step, rows;
 } data_epoch;

@@ -18,14 +18,26 @@ unsigned data_half_bits(uint64_t n) {
 }
 
 /* A Feistel network permutes [0, 2^(2 half_bits)); walking its cycle until the value is below n permutes [0, n) (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). Fewer than 4 walks on average. */
+static uint64_t lot(uint64_t key, uint64_t epoch, uint64_t round, uint64_t half) {
+    uint32_t r[4];
+    tm_philox(key, epoch, round << 32 | half, r);
+    return r[0];
+}
 static uint64_t feistel(uint64_t key, unsigned half_bits, uint64_t epoch, uint64_t x) {
     uint64_t mask = (UINT64_C(1) << half_bits) - 1, left = x >> half_bits, right = x & mask;
     for (uint64_t round = 0; round < ROUNDS; round++) {
-        uint32_t r[4];
-        tm_philox(key, epoch, round << 32 | right, r);
-        uint64_t next = left ^ (r[0] & mask);
+        uint64_t next = left ^ (lot(key, epoch, round, right) & mask);
         left = right;
         right = next;
+    }
+    return left << half_bits | right;
+}
+static uint64_t feistel_back(uint64_t key, unsigned half_bits, uint64_t epoch, uint64_t x) {
+    uint64_t mask = (UINT64_C(1) << half_bits) - 1, left = x >> half_bits, right = x & mask;
+    for (uint64_t round = ROUNDS; round-- > 0;) {
+        uint64_t before = right ^ (lot(key, epoch, round, left) & mask);
+        right = left;
+        left = before;
     }
     return left << half_bits | right;
 }
@@ -40,6 +52,19 @@ uint64_t data_order_drawn(const tm_dataset *ds, uint64_t epoch, uint64_t index) 
     TM_ASSERT(index < ds->n_samples);
     if (!ds->shuffle) return index;
     return data_permuted(ds->order_key, ds->half_bits, ds->n_samples, epoch, index);
+}
+
+static uint64_t place_drawn(const tm_dataset *ds, uint64_t epoch, uint64_t sample) {
+    if (!ds->shuffle) return sample;
+    do sample = feistel_back(ds->order_key, ds->half_bits, epoch, sample);
+    while (sample >= ds->n_samples);
+    return sample;
+}
+
+uint64_t data_places_of(const tm_dataset *ds, uint64_t epoch, uint64_t sample, uint64_t *end) {
+    uint64_t place = place_drawn(ds, epoch, sample);
+    *end = place + 1;
+    return ds->packer ? data_window_of(ds->packer, place, end) : place;
 }
 
 uint64_t tm_dataset_order(const tm_dataset *ds, uint64_t epoch, uint64_t index) {
@@ -195,37 +220,4 @@ uint64_t tm_dataset_step_sample(const tm_dataset *ds, uint64_t step, uint64_t i)
     const uint64_t *sample = data_row_samples(ds, epoch.number, row, &one, &n);
     for (; i >= n; sample = data_row_samples(ds, epoch.number, ++row, &one, &n)) i -= n;
     return sample[i];
-}
-
-static void widen(tm_batch_limits *limits, const tm_batch_shape *shape) {
-    if (shape->rows > limits->rows) limits->rows = shape->rows;
-    if (shape->seq > limits->seq) limits->seq = shape->seq;
-    if (shape->tokens > limits->tokens) limits->tokens = shape->tokens;
-}
-
-typedef void shape_fn(const tm_dataset *ds, uint64_t step, uint32_t micro_batch, uint32_t rank, tm_batch_shape *out);
-
-static void limits(const tm_dataset *ds, shape_fn *shape_of, uint64_t first, uint64_t n, tm_batch_limits *out) {
-    *out = (tm_batch_limits){0};
-    if (!ds->shuffle) n = tm_min_u64(n, tm_dataset_steps_per_epoch(ds)); /* every epoch is the same */
-    /* who is to stop has no use for the rest, and fails before anything is run with it */
-    for (uint64_t step = first; step - first < n && tm_stop_signal() == 0; step++)
-        for (uint32_t r = 0; r < ds->n_ranks; r++) {
-            uint64_t tokens = 0;
-            for (uint32_t k = 0; k < ds->n_micro_batches; k++) {
-                tm_batch_shape shape;
-                shape_of(ds, step, k, r, &shape);
-                widen(out, &shape);
-                tokens += shape.tokens;
-            }
-            out->step_tokens = tm_max_u64(out->step_tokens, tokens);
-        }
-}
-
-void tm_dataset_limits(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out) {
-    limits(ds, tm_dataset_shape, first, n, out);
-}
-
-void tm_dataset_limits_mismatched(const tm_dataset *ds, uint64_t first, uint64_t n, tm_batch_limits *out) {
-    limits(ds, tm_dataset_shape_mismatched, first, n, out);
 }

@@ -30,8 +30,13 @@ uint64_t data_store_bytes(const data_store *s) {
     return s->index_bytes + s->cap_blocks * sizeof *s->block + s->room;
 }
 
-static tm_status add_block(data_store *s, uint64_t rows) {
-    size_t bytes = (size_t)rows * sizeof(data_row);
+static tm_status make_shown(data_store *s) {
+    if (!s->shown) s->shown = tm_calloc(1, sizeof *s->shown);
+    return s->shown ? TM_OK : tm_nomem(sizeof *s->shown);
+}
+
+static tm_status add_block(data_store *s, uint64_t rows, bool runs) {
+    size_t bytes = runs ? DATA_BLOCK_RUNS * sizeof(data_run) : (size_t)rows * sizeof(data_row);
     if (s->n_blocks == s->cap_blocks) {
         size_t cap = s->cap_blocks ? 2 * s->cap_blocks : 16;
         data_block *grown = tm_realloc(s->block, cap * sizeof *grown);
@@ -39,9 +44,9 @@ static tm_status add_block(data_store *s, uint64_t rows) {
         s->block = grown;
         s->cap_blocks = cap;
     }
-    s->block[s->n_blocks] = (data_block){.row = tm_malloc(bytes)};
-    if (!s->block[s->n_blocks].row) return tm_nomem(bytes);
-    s->n_blocks++;
+    void *room = tm_malloc(bytes);
+    if (!room) return tm_nomem(bytes);
+    s->block[s->n_blocks++] = runs ? (data_block){.run = room} : (data_block){.row = room};
     s->index_bytes += bytes;
     return TM_OK;
 }
@@ -60,12 +65,11 @@ static bool are_runs(const data_store *s, const data_row *row) {
 
 /* The last block, which is full. */
 static tm_status make_runs(data_store *s) {
-    enum { RUNS = DATA_BLOCK_ROWS / DATA_RUN };
     data_block *b = &s->block[s->n_blocks - 1];
     if (!are_runs(s, b->row)) return TM_OK;
-    if (!s->shown) s->shown = tm_calloc(1, sizeof *s->shown);
-    data_run *run = s->shown ? tm_malloc(RUNS * sizeof *run) : NULL;
-    if (!run) return tm_nomem(RUNS * sizeof *run);
+    TM_TRY(make_shown(s));
+    data_run *run = tm_malloc(DATA_BLOCK_RUNS * sizeof *run);
+    if (!run) return tm_nomem(DATA_BLOCK_RUNS * sizeof *run);
     for (size_t i = 0; i < DATA_BLOCK_ROWS; i++) {
         data_run *r = &run[i / DATA_RUN];
         if (i % DATA_RUN == 0) r->place = b->row[i].place;
@@ -74,7 +78,7 @@ static tm_status make_runs(data_store *s) {
     }
     tm_free(b->row);
     *b = (data_block){.run = run};
-    s->index_bytes -= DATA_BLOCK_ROWS * sizeof(data_row) - RUNS * sizeof *run;
+    s->index_bytes -= DATA_BLOCK_ROWS * sizeof(data_row) - DATA_BLOCK_RUNS * sizeof *run;
     return TM_OK;
 }
 
@@ -97,7 +101,7 @@ tm_status data_store_expand(data_store *s) {
         data_row *row = tm_malloc(DATA_BLOCK_ROWS * sizeof *row);
         if (!row) return tm_nomem(DATA_BLOCK_ROWS * sizeof *row);
         for (size_t i = 0; i < DATA_BLOCK_ROWS; i++) row[i] = row_of(s, b * DATA_BLOCK_ROWS + i);
-        s->index_bytes += DATA_BLOCK_ROWS * sizeof *row - DATA_BLOCK_ROWS / DATA_RUN * sizeof(data_run);
+        s->index_bytes += DATA_BLOCK_ROWS * sizeof *row - DATA_BLOCK_RUNS * sizeof(data_run);
         tm_free(s->block[b].run);
         s->block[b] = (data_block){.row = row};
     }
@@ -109,7 +113,7 @@ tm_status data_store_expand(data_store *s) {
 /* A block becomes runs when the next one begins: the last is as it was, so that a small index is an array. */
 static tm_status next_block(data_store *s, uint64_t rows) {
     if (s->n_blocks && s->block[s->n_blocks - 1].row) TM_TRY(make_runs(s));
-    return add_block(s, rows);
+    return add_block(s, rows, false);
 }
 
 tm_status data_store_add(data_store *s, data_row row) {
@@ -121,15 +125,16 @@ tm_status data_store_add(data_store *s, data_row row) {
     return TM_OK;
 }
 
-tm_status data_store_add_block(data_store *s, uint64_t n) {
+tm_status data_store_add_block(data_store *s, uint64_t n, bool runs) {
     TM_ASSERT(s->n_rows == s->n_blocks * (uint64_t)DATA_BLOCK_ROWS && n <= DATA_BLOCK_ROWS);
-    TM_TRY(next_block(s, n));
+    if (runs) TM_TRY(make_shown(s));
+    TM_TRY(add_block(s, n, runs));
     s->n_rows += n;
     return TM_OK;
 }
 
 static uint64_t block_bytes(const data_block *b) {
-    return b->row ? DATA_BLOCK_ROWS * sizeof *b->row : DATA_BLOCK_ROWS / DATA_RUN * sizeof *b->run;
+    return b->row ? DATA_BLOCK_ROWS * sizeof *b->row : DATA_BLOCK_RUNS * sizeof *b->run;
 }
 
 void data_store_truncate(data_store *s, uint64_t n_rows) {

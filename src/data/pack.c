@@ -5,7 +5,7 @@
  *     group_by_length      longest first, cut into groups; then the groups are drawn by lot
  *
  * A window is a function of (seed, epoch, its number) and of the index. Which samples make row i of an epoch is known
- * from the number of rows in the windows before, and that window: the numbers of one epoch and two windows are kept.
+ * from the number of rows in the windows before, and that window: the numbers of some epochs and two windows are kept.
  * (Best fit decreasing: Johnson et al. 1974, "Worst-case performance bounds for simple one-dimensional packing
  * algorithms".) */
 #include "data/dataset_internal.h"
@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { WINDOW = 4096, KEPT = 2 }; /* a step may lie across the border of two */
+enum { WINDOW = 4096, KEPT = 2 /* a step may lie across the border of two */, COUNTED = 8, BYTE_VALUES = 256 };
 #define NEVER UINT64_MAX
 #define MOST_STEPS (UINT64_C(1) << 50) /* no run has as many */
 
@@ -30,7 +30,8 @@ struct data_packer {
     const tm_dataset *ds;
     uint32_t room;               /* tokens of a row; 0: rows have one sample, by length */
     uint64_t lot;                /* key of what is drawn */
-    uint64_t epoch, *before;     /* the epoch that was counted: rows before each window, and of all; NEVER */
+    uint64_t epoch[COUNTED];     /* those that were counted, each at its number's rest; NEVER */
+    uint64_t *before;            /* [COUNTED][windows + 1] rows before each window, and of all */
     uint64_t walked, first_step; /* the epoch that the latest step was in, and its first step */
     uint64_t bytes;
     window kept[KEPT];
@@ -54,11 +55,12 @@ tm_status data_packer_open(tm_dataset *ds, uint32_t room) {
     data_packer *p = tm_calloc(1, sizeof *p);
     if (!p) return tm_nomem(sizeof *p);
     ds->packer = p;
-    *p = (data_packer){.ds = ds, .room = room, .lot = tm_hash64("data.packs", 10, ds->seed), .epoch = NEVER};
+    *p = (data_packer){.ds = ds, .room = room, .lot = tm_hash64("data.packs", 10, ds->seed)};
+    memset(p->epoch, 0xff, sizeof p->epoch);
     data_packer_restart(p);
     p->bytes = sizeof *p;
     if (!room) return TM_OK;
-    uint64_t bytes = (windows_of(p) + 1) * sizeof *p->before;
+    uint64_t bytes = COUNTED * (windows_of(p) + 1) * sizeof *p->before;
     p->before = tm_malloc(bytes);
     if (!p->before) return tm_nomem(bytes);
     p->bytes += bytes;
@@ -76,17 +78,30 @@ uint64_t data_packer_bytes(const data_packer *p) {
 
 /* ---- a window ---------------------------------------------------------------------------------------------------- */
 
-/* Samples [first, first + n) of the epoch's order, and their places by length, longest first: key[i] is the lowest n. */
+/* key[0, n) by a byte of the lengths of its places, the largest first; of equal ones as they are. */
+static void sort_by_byte(data_packer *p, unsigned shift) {
+    uint32_t at[BYTE_VALUES] = {0}, before = 0;
+    for (uint32_t i = 0; i < p->n; i++) at[p->length[i] >> shift & 0xff]++;
+    for (unsigned b = BYTE_VALUES; b-- > 0;) {
+        uint32_t n = at[b];
+        at[b] = before;
+        before += n;
+    }
+    for (uint32_t i = 0; i < p->n; i++) p->open[at[p->length[p->key[i]] >> shift & 0xff]++] = p->key[i];
+    memcpy(p->key, p->open, p->n * sizeof *p->key);
+}
+
+/* Samples [first, first + n) of the epoch's order, and key[i]: their places by length, longest first. */
 static void draw(data_packer *p, uint64_t epoch, uint64_t first, uint32_t n) {
+    uint32_t longest = 0;
     p->n = n;
     for (uint32_t i = 0; i < n; i++) {
         p->drawn[i] = data_order_drawn(p->ds, epoch, first + i);
         p->length[i] = data_sample_tokens(p->ds, p->drawn[i]);
-        p->open[i] = (uint64_t)(UINT32_MAX - p->length[i]) << 32 | i;
+        longest = p->length[i] > longest ? p->length[i] : longest;
+        p->key[i] = i;
     }
-    size_t left = n;
-    keys_make(p->open, left, NULL);
-    for (uint32_t i = 0; i < n; i++) p->key[i] = keys_pop(p->open, &left, NULL) & UINT32_MAX;
+    for (unsigned shift = 0; shift < 32 && longest >> shift; shift += 8) sort_by_byte(p, shift);
 }
 
 typedef struct room_ask {
@@ -156,16 +171,18 @@ static uint32_t window_size(const data_packer *p, uint64_t number, uint32_t size
     return (uint32_t)tm_min_u64(size, p->ds->n_samples - number * size);
 }
 
-static void count_epoch(data_packer *p, uint64_t epoch) {
-    if (p->epoch == epoch) return;
-    uint64_t n = windows_of(p), sum = 0;
+/* Rows before each window of the epoch, and of all. */
+static const uint64_t *count_epoch(data_packer *p, uint64_t epoch) {
+    uint64_t n = windows_of(p), sum = 0, *before = p->before + epoch % COUNTED * (n + 1);
+    if (p->epoch[epoch % COUNTED] == epoch) return before;
     for (uint64_t w = 0; w < n; w++) {
-        p->before[w] = sum;
+        before[w] = sum;
         draw(p, epoch, w * WINDOW, window_size(p, w, WINDOW));
         sum += fit_rows(p);
     }
-    p->before[n] = sum;
-    p->epoch = epoch;
+    before[n] = sum;
+    p->epoch[epoch % COUNTED] = epoch;
+    return before;
 }
 
 static const window *find(data_packer *p, uint64_t epoch, uint64_t number) {
@@ -202,16 +219,15 @@ static bool ends_before(const void *ctx, size_t i) {
 }
 
 uint64_t data_packs(data_packer *p, uint64_t epoch) {
-    count_epoch(p, epoch);
-    return p->before[windows_of(p)];
+    return count_epoch(p, epoch)[windows_of(p)];
 }
 
 const uint64_t *data_pack_samples(data_packer *p, uint64_t epoch, uint64_t row, uint32_t *n) {
-    count_epoch(p, epoch);
-    TM_ASSERT(row < p->before[windows_of(p)]);
-    size_t number = tm_lower_bound((size_t)windows_of(p), ends_before, &(row_ask){p->before, row});
+    const uint64_t *before = count_epoch(p, epoch);
+    TM_ASSERT(row < before[windows_of(p)]);
+    size_t number = tm_lower_bound((size_t)windows_of(p), ends_before, &(row_ask){before, row});
     const window *w = packed_window(p, epoch, number);
-    uint32_t i = (uint32_t)(row - p->before[number]), begin = i ? w->end[i - 1] : 0;
+    uint32_t i = (uint32_t)(row - before[number]), begin = i ? w->end[i - 1] : 0;
     *n = w->end[i] - begin;
     return w->sample + begin;
 }
@@ -264,7 +280,18 @@ static const window *grouped_window(data_packer *p, uint64_t epoch, uint64_t num
     return to;
 }
 
+/* Whole groups. */
+static uint32_t places_of_window(const data_packer *p) {
+    return WINDOW / group_size(p) * group_size(p);
+}
+
 uint64_t data_by_length(data_packer *p, uint64_t epoch, uint64_t place) {
-    uint32_t size = WINDOW / group_size(p) * group_size(p);
+    uint32_t size = places_of_window(p);
     return grouped_window(p, epoch, place / size, size)->sample[place % size];
+}
+
+uint64_t data_window_of(const data_packer *p, uint64_t place, uint64_t *end) {
+    uint64_t size = places_of_window(p), first = place / size * size;
+    *end = tm_min_u64(first + size, p->ds->n_samples);
+    return first;
 }

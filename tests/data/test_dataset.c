@@ -323,7 +323,6 @@ static void check_epochs(tm_dataset *ds, unsigned n, uint32_t B, uint32_t A, uin
         tm_dataset_step_info(ds, s, &info);
         assert_int_equal(info.epoch, s / steps);
         for (uint32_t r = 0; r < R; r++) {
-            uint64_t rank_tokens = 0;
             for (uint32_t k = 0; k < A; k++) {
                 tm_batch_shape shape;
                 assert_int_equal(
@@ -338,12 +337,10 @@ static void check_epochs(tm_dataset *ds, unsigned n, uint32_t B, uint32_t A, uin
                 }
                 for (uint32_t t = 0; t < shape.tokens; t++) tokens += mask[t], label_tokens += labels[t] != X;
                 samples += shape.rows;
-                rank_tokens += shape.tokens;
                 if (shape.tokens > seen.tokens) seen.tokens = shape.tokens;
                 if (shape.seq > seen.seq) seen.seq = shape.seq;
                 if (shape.rows > seen.rows) seen.rows = shape.rows;
             }
-            if (rank_tokens > seen.step_tokens) seen.step_tokens = rank_tokens;
         }
         assert_int_equal(info.tokens, tokens);
         assert_int_equal(info.label_tokens, label_tokens);
@@ -445,7 +442,7 @@ static void test_seed_changes_order(void **state) {
  * -------------------------------------------------------------------------------------------------------- */
 
 typedef struct spill_file {
-    char bytes[1 << 16];
+    char bytes[1 << 22];
     uint64_t end;
     tm_status fail_write;
 } spill_file;
@@ -521,6 +518,47 @@ static void test_saved(void **state) {
     tm_error_clear();
     tm_dataset_close(ds);
     tm_dataset_close(scanned);
+}
+
+static void same_batches(tm_dataset *a, tm_dataset *b, uint64_t step) {
+    static int32_t ids[2][ROOM], labels[2][ROOM];
+    tm_batch_shape shape[2];
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(tm_dataset_batch(i ? b : a, step, 0, 0,
+                                          &(tm_batch_arrays){.capacity = ROOM, .ids = ids[i], .labels = labels[i]},
+                                          &shape[i]),
+                         TM_OK);
+    assert_memory_equal(&shape[0], &shape[1], sizeof shape[0]);
+    assert_memory_equal(ids[0], ids[1], shape[0].tokens * sizeof ids[0][0]);
+    assert_memory_equal(labels[0], labels[1], shape[0].tokens * sizeof labels[0][0]);
+}
+
+/* Of more rows than a block of the index has: most of it is four bytes a row, in the file as well. */
+static void test_saved_blocks(void **state) {
+    (void)state;
+    enum { KEY = 78, N = 70001, B = 100 };
+    static spill_file file;
+    tm_data_spill spill = {&file, spill_write, spill_read};
+    tm_dataset *scanned = open_numbered(N, true, &spill), *ds = NULL;
+    tm_dataset_opts opts = {.vocab_size = VOCAB, .shuffle = true, .seed = 7, .spill = &spill, .memory_bytes = 100};
+    uint64_t index = tm_dataset_spilled_bytes(scanned);
+    assert_int_equal(tm_dataset_save(scanned, KEY), TM_OK);
+    assert_int_equal(tm_dataset_saved_bytes(scanned), file.end);
+    assert_true(file.end - index < (1 << 16) * 5 + (N - (1 << 16)) * 24);
+    assert_int_equal(tm_dataset_open_saved(&ds, file.end, KEY, &opts), TM_OK);
+    assert_int_equal(tm_dataset_memory_bytes(ds), tm_dataset_memory_bytes(scanned));
+    assert_int_equal(tm_dataset_set_batches(scanned, B, 1, 1), TM_OK);
+    assert_int_equal(tm_dataset_set_batches(ds, B, 1, 1), TM_OK);
+    for (uint64_t step = 0; step < tm_dataset_steps_per_epoch(ds); step++) same_batches(scanned, ds, step);
+    tm_dataset_close(ds);
+    tm_dataset_close(scanned);
+    for (uint64_t at = index; at < file.end; at += 1009) {
+        tm_error_clear();
+        file.bytes[at] ^= 4;
+        assert_int_equal(tm_dataset_open_saved(&ds, file.end, KEY, &opts), TM_ECORRUPT);
+        file.bytes[at] ^= 4;
+    }
+    tm_error_clear();
 }
 
 static void test_spill_failures(void **state) {
@@ -891,6 +929,7 @@ int main(void) {
         cmocka_unit_test_setup(test_seed_changes_order, clean_record),
         cmocka_unit_test_setup(test_spill, clean_record),
         cmocka_unit_test_setup(test_saved, clean_record),
+        cmocka_unit_test_setup(test_saved_blocks, clean_record),
         cmocka_unit_test_setup(test_spill_failures, clean_record),
         cmocka_unit_test_setup(test_no_allocation_after_open, clean_record),
         cmocka_unit_test_setup(test_batch_geometry_errors, clean_record),

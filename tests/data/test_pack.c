@@ -117,17 +117,14 @@ static void check_steps(tm_dataset *ds, uint64_t first, uint64_t n, const uint32
         uint64_t labels = 0;
         tm_dataset_step_info(ds, s, &info);
         for (uint32_t r = 0; r < g[2]; r++) {
-            uint64_t tokens = 0;
             for (uint32_t k = 0; k < g[1]; k++) {
                 draw(ds, s, k, r, &b);
                 check_batch(&b, l);
                 for (uint32_t t = 0; t < b.shape.tokens; t++) labels += b.labels[t] != X;
-                tokens += b.shape.tokens;
                 seen.rows = b.shape.rows > seen.rows ? b.shape.rows : seen.rows;
                 seen.seq = b.shape.seq > seen.seq ? b.shape.seq : seen.seq;
                 seen.tokens = b.shape.tokens > seen.tokens ? b.shape.tokens : seen.tokens;
             }
-            seen.step_tokens = tokens > seen.step_tokens ? tokens : seen.step_tokens;
         }
         assert_int_equal(info.samples, l->documents - before.documents);
         assert_int_equal(info.tokens, l->tokens - before.tokens);
