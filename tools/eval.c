@@ -3,16 +3,21 @@
 #include "infer/infer.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
-static int print_eval_json(const tm_eval_args *a, const tm_eval_result *r) {
+static int print_json(const tm_eval_args *a, const tm_eval_result *r) {
     tm_json_writer w;
     tm_cli_json(&w, 0);
+    tm_jw_field_str(&w, "objective", r->objective);
     tm_jw_field_double(&w, "loss", r->loss);
-    tm_jw_field_double(&w, "perplexity", r->perplexity);
+    if (!r->by_sample) tm_jw_field_double(&w, "perplexity", r->perplexity);
+    for (uint32_t i = 0; i < r->n_metrics; i++)
+        if (isfinite(r->value[i])) tm_jw_field_double(&w, r->metric[i], r->value[i]);
     tm_jw_field_uint(&w, "tokens", r->label_tokens);
     tm_jw_field_uint(&w, "positions", r->tokens);
     tm_jw_field_uint(&w, "rows", r->rows);
+    tm_jw_field_uint(&w, "samples", r->samples);
     if (a->exact_match) {
         tm_jw_field_double(&w, "exact_match", r->compared ? (double)r->exact / (double)r->compared : 0);
         tm_jw_field_uint(&w, "exact", r->exact);
@@ -22,20 +27,36 @@ static int print_eval_json(const tm_eval_args *a, const tm_eval_result *r) {
     return tm_cli_print_json(&w) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
 
+static void print_text(const tm_eval_args *a, const tm_eval_result *r) {
+    printf("loss %.6f", r->loss);
+    if (!r->by_sample) printf("  perplexity %.4f", r->perplexity);
+    printf("  tokens %" PRIu64 "  rows %" PRIu64 "\n", r->label_tokens, r->rows);
+    for (uint32_t i = 0; i < r->n_metrics; i++)
+        if (isfinite(r->value[i])) printf("%-20s %.6g\n", r->metric[i], r->value[i]);
+    if (a->exact_match) printf("exact match %" PRIu64 " of %" PRIu64 "\n", r->exact, r->compared);
+}
+
 int tm_cmd_eval(int argc, char **argv) {
-    const char *precision = "fp32";
+    const char *precision = NULL, *set[256];
+    tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     int64_t seq_len = 0, rows = 0, max_new = 64, show = 0;
     bool json = false;
     tm_eval_args a = {0};
     tm_eval_result r;
     const tm_opt opts[] = {
-        TM_REQUIRED("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
-        TM_REQUIRED("data", TM_OPT_STRING, &a.data, "FILE",
-                    "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids"),
-        TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16", "arithmetic (default fp32)"),
-        TM_OPTION("seq-len", TM_OPT_INT, &seq_len, "N", "longer rows are cut (default 2048)"),
+        TM_OPTION("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
+        TM_OPTION("data", TM_OPT_STRING, &a.data, "FILE",
+                  "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids"),
+        TM_OPTION("config", TM_OPT_STRING, &a.config, "FILE|DIR",
+                  "configuration, or OUTPUT_DIR of a run: its objective, and what is not said here"),
+        TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE",
+                  "a key of the configuration (objective.type=dpo); may be repeated"),
+        TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16",
+                  "arithmetic (default: the configuration's, else fp32)"),
+        TM_OPTION("seq-len", TM_OPT_INT, &seq_len, "N",
+                  "longer rows are cut (default: the configuration's, else 2048)"),
         TM_OPTION("rows", TM_OPT_INT, &rows, "N",
-                  "rows computed together (default 1); never changes which tokens count"),
+                  "rows, or pairs, computed together (default: the configuration's, else 1)"),
         TM_FLAG("exact-match", &a.exact_match,
                 "also answer each conversation greedily and compare with its last message"),
         TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "exact match: longest answer (64; 0: none)"),
@@ -47,26 +68,31 @@ int tm_cmd_eval(int argc, char **argv) {
         TM_OPTION("device-budget", TM_OPT_SIZE, &a.tiers.device_budget, "SIZE", "hard limit of the device's memory"),
         TM_FLAG("json", &json, "print one JSON object"),
     };
-    const tm_cli cli = {.usage = "eval --model DIR --data FILE [--exact-match] [--json]",
+    const tm_cli cli = {.usage = "eval --model DIR --data FILE [--config FILE|DIR] [--exact-match] [--json]",
                         .about =
-                            "Prints loss and perplexity of a model on a data file; tokens are those that have a label.",
-                        .example = "tidemill eval --model smollm2 --data heldout.jsonl --exact-match",
+                            "Prints loss and perplexity of a model on a data file; tokens are those that have a label. "
+                            "With a configuration, loss and metrics of its objective.",
+                        .example = "tidemill eval --model smollm2 --data heldout.jsonl --exact-match\n"
+                                   "tidemill eval --config out --data heldout-pairs.jsonl",
                         TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    rc = tm_precision_option("eval", precision, &a.precision);
+    if (!a.config && (!a.model || !a.data))
+        return tm_cli_wrong("eval", "--%s is missing; it may be left out with --config", a.model ? "data" : "model");
+    a.precision_given = precision != NULL;
+    rc = precision ? tm_precision_option("eval", precision, &a.precision) : -1;
     if (rc >= 0) return rc;
     if (seq_len < 0 || seq_len > 1 << 24 || rows < 0 || rows > 4096 || max_new < 0 || max_new > 1 << 20 || show < 0 ||
         show > 1 << 20)
         return tm_cli_wrong("eval", "a number is out of range");
+    a.set = set;
+    a.n_set = sets.count;
     a.seq_len = (uint32_t)seq_len;
     a.rows = (uint32_t)rows;
     a.max_new_tokens = (uint32_t)max_new;
     a.show = (uint32_t)show;
     if (tm_eval_run(&a, &r) != TM_OK) return tm_cmd_fail();
-    if (json) return print_eval_json(&a, &r);
-    printf("loss %.6f  perplexity %.4f  tokens %" PRIu64 "  rows %" PRIu64 "\n", r.loss, r.perplexity, r.label_tokens,
-           r.rows);
-    if (a.exact_match) printf("exact match %" PRIu64 " of %" PRIu64 "\n", r.exact, r.compared);
+    if (json) return print_json(&a, &r);
+    print_text(&a, &r);
     return TM_EXIT_DONE;
 }

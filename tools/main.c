@@ -6,7 +6,7 @@ static const tm_command commands[] = {
     {"plan", tm_cmd_plan, "say what a training run would need and how long a step takes, without starting it"},
     {"data", tm_cmd_data, "show what the model will see of the data: counts, lengths, what is left out, samples"},
     {"probe", tm_cmd_probe, "logits, loss and gradients of a model for given token ids"},
-    {"eval", tm_cmd_eval, "loss and perplexity of a model on a data file"},
+    {"eval", tm_cmd_eval, "loss of a model on a data file, or metrics of a configuration's objective"},
     {"generate", tm_cmd_generate, "continue a prompt or answer a conversation"},
     {"tokenize", tm_cmd_tokenize, "text to token ids and back, one JSON object per line"},
     {"chat", tm_cmd_chat, "apply a model's chat template to conversations"},

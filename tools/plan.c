@@ -104,6 +104,7 @@ static void json_run(tm_json_writer *w, const tm_plan_report *r) {
     count_known(w, "run_read_bytes", r->run_read_bytes, r->run_models > 0);
     count_known(w, "run_write_bytes", r->run_write_bytes, r->run_models > 0);
     field_known(w, "run_seconds", r->run_seconds);
+    field_known(w, "reference_seconds", r->reference_seconds);
     field_known(w, "run_evaluations", r->run_evaluations);
     field_known(w, "run_commits", r->run_commits);
     field_known(w, "run_models", r->run_models);
@@ -258,6 +259,8 @@ static void table_run(const tm_plan_report *r) {
         printf(", %.3f GB written, %.3f GB read; with the import, %.0f evaluations, %.0f commits, %.0f models",
                (double)r->run_write_bytes * 1e-9, (double)r->run_read_bytes * 1e-9, r->run_evaluations, r->run_commits,
                r->run_models);
+    if (r->reference_seconds > 0)
+        printf("; of it the reference, before step 1: %s", tm_format_left(r->reference_seconds, time, sizeof time));
     printf("\n");
 }
 

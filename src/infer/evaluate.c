@@ -1,55 +1,72 @@
-/* Evaluation: mean loss over a data file, and on request how many conversations are answered word for word. */
-#include "infer/forward_internal.h"
-#include "infer/generate_internal.h"
-#include "io/file/file.h"
+/* Evaluation: the objective's loss and metrics over a data file. */
+#include "infer/evaluate_internal.h"
 #include "planner/start.h"
 #include "session/batch.h"
-#include "session/data_open.h"
-#include "infer/infer.h"
-
-#include "kernels/kernels.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-typedef struct evaluation {
-    const tm_eval_args *args;
-    tm_source *source;
-    tm_model_config config;
-    text_tools text;
-    data_file *data;
-    tm_adapter_folder *adapter;
-    tm_job *job;
-    uint64_t step;
-} evaluation;
 
 static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
     evaluation *e = ctx;
-    return session_fill(data_set(e->data), e->step, mb, 0, batch, to, out);
+    const reference_rows of = {.eval = true, .step = e->step, .micro_batch = mb, .batch = batch};
+    TM_TRY(session_fill(data_set(e->s.eval), e->step, mb, 0, batch, to, out));
+    if (to->reference) reference_fill(&e->reference, &e->s, &of, out->rows, to->reference);
+    return TM_OK;
 }
 
-enum { MICRO_BATCHES = 8 }; /* rows are visited in groups: the weights are read once a group */
+/* A reference that is no lane: asked first, its weights are gone before the model's are there. */
+static tm_status ask_reference(evaluation *e) {
+    tm_adapter_folder *none = NULL;
+    tm_tier_args tiers = e->tiers;
+    if (!session_reference_column(&e->cfg)) return TM_OK;
+    job_opts o = session_reference_options(&e->s);
+    o.device = NULL, o.device_bytes = 0;
+    tiers.adapter = tiers.offload_path = NULL;
+    TM_TRY(forward_opts(&o, &tiers, &none));
+    TM_TRY(reference_open(&e->reference, &e->s));
+    return reference_make(&e->reference, &e->s, &o);
+}
 
-static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
-    uint32_t rows = e->args->rows ? e->args->rows : 1;
-    tm_batch_limits lim;
-    tm_dataset *ds = data_set(e->data);
-    TM_TRY(tm_dataset_set_batches(ds, rows, MICRO_BATCHES, 1));
-    uint64_t steps = tm_dataset_steps_per_epoch(ds);
-    tm_dataset_limits(ds, 0, steps, &lim);
-    job_opts o = {.model = e->args->model,
-                  .dtype = e->args->precision,
+static tm_status open_job(evaluation *e, const job_shape *shape) {
+    bool column = session_reference_column(&e->cfg);
+    job_opts o = {.model = e->cfg.model,
+                  .dtype = e->cfg.precision,
                   .slots = 1,
-                  .other_bytes = tm_dataset_memory_bytes(ds),
-                  .positions = lim.seq,
-                  .packed = tm_dataset_has_documents(ds)};
-    TM_TRY(forward_opts(&o, &e->args->tiers, &e->adapter));
+                  .objective = &e->cfg.objective,
+                  .reference_column = column,
+                  .other_bytes = tm_dataset_memory_bytes(data_set(e->s.eval)),
+                  .positions = shape->seq,
+                  .packed = tm_dataset_has_documents(data_set(e->s.eval))};
+    if (column) o.other_bytes += session_reference_bytes(&e->s);
+    TM_TRY(forward_opts(&o, &e->tiers, &e->s.saved));
     TM_TRY(job_open(&e->job, &o));
     e->job->sinks.fill = fill;
     e->job->sinks.fill_ctx = e;
-    pass_opts way = {.shape = {.micro_batches = MICRO_BATCHES, .rows = lim.rows, .seq = lim.seq, .tokens = lim.tokens},
-                     .loss = true};
+    return TM_OK;
+}
+
+_Static_assert((int)TM_EVAL_METRICS == (int)STEP_METRICS, "all of an objective's");
+
+static void take_total(const evaluation *e, const step_total *total, tm_eval_result *out) {
+    const tm_objective *o = e->job->objective;
+    out->objective = o->name;
+    out->by_sample = o->by_sample;
+    out->loss = step_total_loss(e->job, total);
+    out->perplexity = exp(out->loss);
+    out->n_metrics = step_total_metrics(e->job, total, out->value);
+    for (uint32_t i = 0; i < out->n_metrics; i++) out->metric[i] = o->metric[i];
+    out->samples = tm_dataset_get_counts(data_set(e->s.eval))->samples;
+    out->rows = out->samples * o->rows;
+    out->label_tokens = total->labels;
+    out->tokens = total->tokens;
+}
+
+static tm_status measure(evaluation *e, tm_eval_result *out) {
+    tm_dataset *ds = data_set(e->s.eval);
+    job_shape shape = session_eval_shape(&e->s);
+    uint64_t steps = tm_dataset_steps_per_epoch(ds);
+    TM_TRY(ask_reference(e));
+    TM_TRY(open_job(e, &shape));
+    pass_opts way = {.shape = shape, .loss = true};
     planner_choice c;
     tm_status rc = job_start(&(planner_ask){.job = e->job, .name = "evaluation", .way = &way, .n = 1}, &c);
     step_total total = {0};
@@ -65,179 +82,21 @@ static tm_status measure_loss(evaluation *e, tm_eval_result *out) {
     }
     job_phase_end(&phase);
     planner_drop(&c);
-    out->loss = step_total_loss(e->job, &total);
+    if (rc == TM_OK) take_total(e, &total, out);
     job_close(e->job);
     e->job = NULL;
-    if (rc != TM_OK) return rc;
-    out->rows = tm_dataset_get_counts(ds)->samples;
-    out->label_tokens = total.labels;
-    out->tokens = total.tokens;
-    out->perplexity = exp(out->loss);
-    return TM_OK;
-}
-
-typedef struct question {
-    tm_ids prompt;
-    char *answer, *asked;
-} question;
-typedef struct questions {
-    question *q;
-    uint32_t n;
-    size_t cap;
-} questions;
-
-/* The row without its last message; tools, and what else the template reads, stay. */
-static tm_status without_last(const tm_json *row, const tm_json *messages, tm_buf *out) {
-    tm_json_writer w;
-    tm_jw_init(&w, out, 0);
-    tm_jw_object(&w);
-    for (const tm_json *m = row->child; m; m = m->next) {
-        tm_jw_key(&w, m->key);
-        if (m != messages) {
-            tm_jw_node(&w, m);
-            continue;
-        }
-        tm_jw_array(&w);
-        for (const tm_json *one = m->child; one->next; one = one->next) tm_jw_node(&w, one);
-        tm_jw_array_end(&w);
-    }
-    tm_jw_object_end(&w);
-    return tm_jw_end(&w);
-}
-
-/* The messages before the last one are the prompt; the last one is the answer wanted. */
-static tm_status add_question(evaluation *e, questions *all, const char *line, size_t len, uint64_t number) {
-    char name[640];
-    tm_json_doc *doc = NULL;
-    tm_buf cut = {0}, text = {0}, mask = {0};
-    tm_json_doc *before = NULL;
-    tm_status rc;
-    snprintf(name, sizeof name, "%s:%llu", e->args->data, (unsigned long long)number);
-    TM_GO(tm_json_parse(&doc, line, len, name, 0, 0));
-    const tm_json *messages = tm_json_get(tm_json_root(doc), "messages"), *last = NULL, *user = NULL;
-    if (!messages || messages->type != TM_JSON_ARRAY || messages->count < 2)
-        TM_GO(tm_fail(TM_EINPUT, "%s: exact match needs {\"messages\": [..., answer]}", name));
-    for (last = messages->child; last->next; last = last->next) user = last;
-    TM_GO(without_last(tm_json_root(doc), messages, &cut));
-    TM_GO(tm_json_parse(&before, cut.data, cut.len, name, 0, 0));
-    const tm_json *answer = tm_json_get(last, "content"), *asked = tm_json_get(user, "content");
-    if (!answer || answer->type != TM_JSON_STRING || !asked || asked->type != TM_JSON_STRING)
-        TM_GO(tm_fail(TM_EINPUT, "%s: contents must be strings", name));
-    TM_GO(tm_grow(&all->q, &all->cap, (size_t)all->n + 1, sizeof *all->q));
-    question *q = &all->q[all->n];
-    *q = (question){.answer = tm_strdup(answer->text), .asked = tm_strdup(asked->text)};
-    if (!q->answer || !q->asked) TM_GO(tm_nomem(answer->len));
-    all->n++;
-    TM_GO(tm_chat_encode(e->text.chat, tm_json_root(before), true, &text, &q->prompt, &mask));
-done:
-    tm_json_free(doc);
-    tm_json_free(before);
-    tm_buf_free(&cut);
-    tm_buf_free(&text);
-    tm_buf_free(&mask);
-    return rc;
-}
-
-static tm_status read_questions(evaluation *e, questions *all) {
-    tm_buf file = {0};
-    tm_status rc = tm_file_slurp(e->args->data, 64 * TM_MIB, &file);
-    uint64_t number = 1;
-    for (size_t at = 0; rc == TM_OK && at < file.len; number++) {
-        const char *end = memchr(file.data + at, '\n', file.len - at);
-        size_t n = end ? (size_t)(end - file.data) - at : file.len - at;
-        bool blank = strspn(file.data + at, " \t\r") >= n;
-        if (!blank) rc = add_question(e, all, file.data + at, n, number);
-        at += n + 1;
-    }
-    tm_buf_free(&file);
-    return rc;
-}
-
-static char *trimmed(char *s) {
-    while (*s == ' ' || *s == '\n' || *s == '\t') s++;
-    size_t n = strlen(s);
-    while (n > 0 && (s[n - 1] == ' ' || s[n - 1] == '\n' || s[n - 1] == '\t')) s[--n] = 0;
-    return s;
-}
-
-static tm_status compare(evaluation *e, const question *q, const gen_row *row, tm_eval_result *out) {
-    tm_buf text = {0};
-    TM_TRY(tm_tokenizer_decode(e->text.tokenizer, row->out, row->n_out - (row->stopped ? 1 : 0), true, &text));
-    char *got = trimmed(text.data ? text.data : (char[]){0}), *want = trimmed(q->answer);
-    bool same = strcmp(got, want) == 0;
-    if (out->compared < e->args->show)
-        tm_say("  %s\n    wanted %s\n    got    %s%s\n", q->asked, want, got, same ? "" : "   (differs)");
-    out->compared++;
-    out->exact += same;
-    tm_buf_free(&text);
-    return TM_OK;
-}
-
-enum { TOGETHER = 32 };
-
-static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_result *out) {
-    gen_row rows[TOGETHER] = {0};
-    gen_opts g = {.max_new_tokens = e->args->max_new_tokens, .eos = e->text.eos, .n_eos = e->text.n_eos};
-    job_opts base = {.model = e->args->model, .dtype = e->args->precision, .slots = 1};
-    tm_status rc = forward_opts(&base, &e->args->tiers, &e->adapter);
-    for (uint32_t i = 0; i < n && rc == TM_OK; i++) {
-        rows[i] = (gen_row){.prompt = q[i].prompt.id, .n_prompt = q[i].prompt.n};
-        rows[i].out = tm_malloc((g.max_new_tokens + 1) * sizeof *rows[i].out);
-        if (!rows[i].out) rc = tm_nomem((g.max_new_tokens + 1) * sizeof *rows[i].out);
-    }
-    if (rc == TM_OK) rc = generate_rows(&g, &base, e->config.vocab_size, rows, n);
-    for (uint32_t i = 0; i < n && rc == TM_OK; i++) rc = compare(e, &q[i], &rows[i], out);
-    for (uint32_t i = 0; i < n; i++) tm_free(rows[i].out);
-    return rc;
-}
-
-static tm_status measure_exact(evaluation *e, tm_eval_result *out) {
-    questions all = {0};
-    tm_status rc = TM_OK;
-    if (!e->text.chat)
-        return tm_fail(TM_EINPUT, "%s: exact match needs a chat template, which the model has not", e->args->model);
-    rc = read_questions(e, &all);
-    tm_phase phase;
-    tm_phase_begin(&phase, "answering", "questions", all.n);
-    for (uint32_t at = 0; at < all.n && rc == TM_OK; at += TOGETHER) {
-        tm_phase_at(&phase, at);
-        rc = answer_group(e, all.q + at, all.n - at < TOGETHER ? all.n - at : TOGETHER, out);
-    }
-    phase.done = out->compared;
-    tm_phase_end(&phase);
-    for (uint32_t i = 0; i < all.n; i++) {
-        tm_ids_free(&all.q[i].prompt);
-        tm_free(all.q[i].answer);
-        tm_free(all.q[i].asked);
-    }
-    tm_free(all.q);
     return rc;
 }
 
 tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
     evaluation e = {.args = args};
     uint64_t began = tm_now_ns();
-    size_t len;
-    tm_status rc;
     *out = (tm_eval_result){0};
-    TM_GO(tm_kernels_init(0, (tm_elem)args->precision));
-    TM_GO(tm_source_open_bare(&e.source, args->model));
-    const char *json = tm_source_config(e.source, &len);
-    TM_GO(tm_model_config_parse(&e.config, json, len, args->model));
-    TM_GO(text_open(&e.text, e.source, args->tiers.host_budget));
-    data_opts d = {.dataset = {.seq_len = args->seq_len ? args->seq_len : 2048,
-                               .vocab_size = e.config.vocab_size,
-                               .memory_bytes = 256 * TM_MIB}};
-    const tm_data_item item = {.path = args->data, .weight = 1};
-    TM_GO(data_open(&e.data, &(tm_data_items){&item, 1}, &e.text, args->model, &d));
-    TM_GO(measure_loss(&e, out));
-    if (args->exact_match) TM_GO(measure_exact(&e, out));
+    tm_status rc = evaluate_open(&e);
+    if (rc == TM_OK) rc = measure(&e, out);
+    if (rc == TM_OK && args->exact_match) rc = evaluate_exact(&e, out);
     out->seconds = (double)(tm_now_ns() - began) * 1e-9;
-done:
     job_close(e.job);
-    tm_adapter_folder_close(e.adapter);
-    data_close(e.data);
-    text_close(&e.text);
-    tm_source_close(e.source);
+    evaluate_close(&e);
     return rc;
 }

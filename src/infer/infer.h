@@ -23,18 +23,32 @@ typedef struct tm_probe_args {
 } tm_probe_args;
 TM_MUST_USE tm_status tm_probe_run(const tm_probe_args *args);
 
+/* The objective's loss and metrics over data. `config`: a configuration's file, or the OUTPUT_DIR of a run, for what is said
+ * nowhere else: objective, data.eval, how rows are made, precision, tiers. The model that is judged is `model` with
+ * tiers.adapter, else what the run has made, else the configuration's. A reference is that adapter's base, objective.reference,
+ * or the configuration's model. */
 typedef struct tm_eval_args {
-    const char *model, *data;
+    const char *config;     /* NULL: sft, in fp32; model and data are there then */
+    const char *const *set; /* [n_set] key.path=value, over the configuration */
+    size_t n_set;
+    const char *model, *data; /* NULL: the configuration's */
     tm_dtype precision;
-    uint32_t seq_len, rows;  /* 0: 2048 tokens, 1 row a micro-batch */
+    bool precision_given;
+    uint32_t seq_len, rows;  /* samples a micro-batch; 0: the configuration's, else 2048 tokens, 1 sample */
     uint32_t max_new_tokens; /* exact match: how much to generate; 0: nothing */
     bool exact_match;        /* answer every conversation greedily and compare with its last message */
     uint32_t show;           /* exact match: answers to print to stderr */
     tm_tier_args tiers;
 } tm_eval_args;
+enum { TM_EVAL_METRICS = 8 };
 typedef struct tm_eval_result {
-    double loss, perplexity; /* mean over label tokens */
-    uint64_t tokens, label_tokens, rows;
+    const char *objective;
+    bool by_sample; /* the loss is a mean over samples, else over label tokens, which perplexity is of */
+    double loss, perplexity;
+    const char *metric[TM_EVAL_METRICS]; /* [n_metrics], as in log.jsonl */
+    double value[TM_EVAL_METRICS];       /* NAN: there is none */
+    uint32_t n_metrics;
+    uint64_t tokens, label_tokens, rows, samples; /* a pair is a sample of two rows */
     uint64_t exact, compared;
     double seconds;
 } tm_eval_result;

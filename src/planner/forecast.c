@@ -134,40 +134,13 @@ static tm_status add_import(const forecast *f) {
     return rc;
 }
 
-/* Forward of all micro-batches of a step by the policy's lane. */
-static double forward_seconds(const run_rates *r) {
-    const tm_model *m = r->job->model;
-    double t = 0;
-    for (uint32_t u = 0; u < tm_model_units(m); u++)
-        for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) {
-            const tm_op op = op_make(r->job, OP_FORWARD, (op_args){.stage = {.unit = u, .stage = s}});
-            t += r->cost(r->ctx, &op);
-        }
-    return t * r->plans->way.shape.micro_batches;
-}
-
-/* A reference that is asked before step 1: all of its weights pass by in each program. They lie in no offload path. */
-static void add_reference(const forecast *f) {
-    const session *s = f->rates->s;
-    uint64_t bytes = tm_model_parameters(f->rates->job->model) * tm_dtype_bytes(s->cfg->precision);
-    double programs = 0;
-    if (!s->train || !session_reference_column(s->cfg)) return;
-    for (int eval = 0; eval <= (s->eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < session_batches(s); batch++)
-            programs += (double)session_reference_steps(s, eval, batch) / data_part(eval ? s->eval : s->train);
-    add(f, programs, fmax(forward_seconds(f->rates), disk_seconds(f, bytes, 0)), 0, 0);
-}
-
 tm_status run_forecast_make(const run_rates *rates, run_forecast *out) {
     const session *s = rates->s;
     forecast f = {rates, out};
     *out = (run_forecast){.steps = s->cfg->total_steps - rates->step};
     if (s->cfg->total_steps <= 0) return TM_OK;
     count(rates, out);
-    if (rates->imports) {
-        add_reference(&f);
-        TM_TRY(add_import(&f));
-    }
+    if (rates->imports) TM_TRY(add_import(&f));
     TM_TRY(add_steps(&f));
     if (s->eval) {
         double programs = out->evaluations * (double)tm_dataset_steps_per_epoch(data_set(s->eval));

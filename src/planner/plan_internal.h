@@ -5,6 +5,7 @@
 #include "offload/sim/sim.h"
 #include "planner/planner.h"
 #include "planner/run.h"
+#include "planner/start.h"
 
 /* One run of `tidemill plan`. */
 typedef struct planning {
@@ -36,6 +37,16 @@ tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change chang
 /* plan_change.c: a smaller batch, then shorter rows. `fits` answers for rows x seq; false where it cannot be known. */
 tm_plan_change plan_smaller_batch(const job_shape *shape, bool (*fits)(void *ctx, uint32_t rows, uint32_t seq),
                                   void *ctx);
+
+/* Options of a job that is planned alone, on this machine or that of the hardware file. */
+job_opts plan_limits(const planning *g, job_opts o);
+
+/* plan_reference.c: a reference that is asked before step 1; nothing where there is none. */
+bool plan_reference_fits(const planning *g, const job_shape *shape);
+/* Beside the step, whose choice came to `rc`: what is needed at the least becomes the larger of the two, and a refusal that of
+ * whichever takes more. */
+tm_status plan_reference_room(const planning *g, tm_status rc, planner_choice *c);
+tm_status plan_reference_seconds(planning *g, double *seconds);
 
 /* plan_disk.c: what the step's files take, path by path, and whether there is room. */
 tm_status plan_disk(const planning *g, const job_opts *o);

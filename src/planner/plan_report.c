@@ -155,8 +155,9 @@ static bool fits(void *ctx, uint32_t rows, uint32_t seq) {
                        &c);
     planner_drop(&c);
     job_close(job);
+    bool fit = rc == TM_OK && plan_reference_fits(g, &shape);
     tm_error_clear();
-    return rc == TM_OK;
+    return fit;
 }
 
 static tm_status refuse_device(planning *g, const job_shape *shape, uint64_t least) {
@@ -235,8 +236,7 @@ static void share_node(planning *g) {
     g->rank.cpu_bps /= n;
 }
 
-static job_opts options(const planning *g) {
-    job_opts o = session_job_options(g->s);
+job_opts plan_limits(const planning *g, job_opts o) {
     o.config_only = o.plan_only = true;
     o.no_walk = g->s->imagined; /* its operations are those of all ranks together */
     if (!g->hardware) return o;
@@ -284,9 +284,10 @@ static tm_status save_hardware(const planning *g, const job_opts *o, const job_c
     return tm_machine_save(g->args->save_hardware, &m);
 }
 
-static tm_status whole_run(const planning *g, job_costs *costs) {
+static tm_status whole_run(planning *g, job_costs *costs) {
     tm_plan_report *out = g->out;
     run_forecast f;
+    TM_TRY(plan_reference_seconds(g, &out->reference_seconds));
     TM_TRY(run_forecast_make(&(run_rates){.s = g->s,
                                           .job = g->job,
                                           .plans = &g->plans,
@@ -297,7 +298,7 @@ static tm_status whole_run(const planning *g, job_costs *costs) {
                                           .imports = true},
                              &f));
     out->run_steps = f.steps;
-    out->run_seconds = f.seconds;
+    out->run_seconds = f.steps > 0 ? f.seconds + out->reference_seconds : f.seconds;
     out->run_read_bytes = (uint64_t)f.read_bytes;
     out->run_write_bytes = (uint64_t)(f.write_bytes + f.model_bytes);
     out->run_evaluations = f.evaluations;
@@ -312,7 +313,7 @@ static tm_status plan_job(planning *g) {
     share_node(g);
     if (!g->hardware) TM_TRY(session_find_device(s, true));
     TM_TRY(session_find_peers(s));
-    job_opts o = options(g);
+    job_opts o = plan_limits(g, session_job_options(s));
     job_costs *costs = NULL;
     pass_opts way[RUN_MAX_WAYS];
     job_shape shape = session_step_shape(s);
@@ -349,6 +350,7 @@ static tm_status plan_job(planning *g) {
                    &c);
     g->plans.step = c.plan;
     c.plan = NULL;
+    rc = plan_reference_room(g, rc, &c);
     rc = least_of_all(g, rc, &c);
     if (out->minimum_device_bytes) out->minimum_device_bytes += plan_driver_bytes(g);
     if (rc == TM_EBUDGET) rc = refuse(g, &shape, &c.refusal);

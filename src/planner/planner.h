@@ -54,8 +54,9 @@ typedef struct tm_plan_report {
     double seconds_per_step, tokens_per_second;           /* simulated; tokens of all ranks, padding left out */
     double tokens_per_step, padded_tokens_per_step;       /* means over the run; the second: all that are computed */
     char rows_basis[256];                                 /* where the lengths of rows come from */
-    double timing_disturbed; /* the part of the timing just now that others disturbed; 0: none, or nothing was timed */
-    /* The whole run, import, looks at the state and the last model included; steps 0: their number is not known. Bytes
+    double timing_disturbed;  /* the part of the timing just now that others disturbed; 0: none, or nothing was timed */
+    double reference_seconds; /* of asking a reference before step 1; 0: none is asked, or there are no data */
+    /* The whole run, reference, import, looks at the state and the last model included; steps 0: their number is not known. Bytes
      * of this rank; written: to the offload paths and as models. Without a device alone (0: not known). */
     int64_t run_steps;
     double run_seconds;

@@ -4,6 +4,7 @@
 #define TIDEMILL_PLANNER_RUN_H
 
 #include "planner/cost.h"
+#include "planner/start.h"
 #include "session/session.h"
 
 /* ---- run_plans.c ------------------------------------------------------------------------------------------------ */
@@ -34,6 +35,22 @@ typedef struct run_load {
     double tokens, padded; /* of a step and all ranks: with mask 1; all that are computed */
 } run_load;
 run_load run_step_load(const session *s, const tm_model_config *m);
+
+/* ---- run_reference.c: whoever is asked about rows before step 1 (session_reference_column) --------------------------- */
+
+typedef struct run_reference {
+    tm_job *job;
+    planner_choice choice; /* choice.plan: of one program */
+    uint32_t batches;      /* micro-batches of a program, one after the other through all steps that are asked for */
+} run_reference;
+/* Collective. `o`: session_reference_options, or those with less; `shape`: of a micro-batch. The reference is read once a
+ * program, which is of 8 micro-batches at most, of `most`, and of as many as the budget has room for: no value depends on it.
+ * TM_EBUDGET: not even of one; choice.refusal. Leaves nothing behind where it fails. */
+TM_MUST_USE tm_status run_reference_start(session *s, const job_opts *o, const job_shape *shape, uint32_t most,
+                                          run_reference *out);
+void run_reference_end(run_reference *r); /* all but the choice's numbers */
+/* Programs of so many micro-batches that ask about all rows; of files that were read in part, about those of all of them. */
+double run_reference_programs(const session *s, uint32_t batches);
 
 /* ---- forecast.c ------------------------------------------------------------------------------------------------- */
 

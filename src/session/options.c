@@ -208,14 +208,6 @@ static tm_fmt four_bits_of(const tm_config *c) {
                                                      : TM_FMT_F32;
 }
 
-/* A float a row. */
-static uint64_t reference_bytes(const session *s) {
-    uint64_t n = 0;
-    for (int eval = 0; eval <= (s->eval != NULL); eval++)
-        for (uint32_t batch = 0; batch < session_batches(s); batch++) n += session_reference_rows(s, eval, batch);
-    return n * sizeof(float);
-}
-
 static bool has_documents(const session *s) {
     bool packing = s->cfg->data.packing && s->cfg->data.packing_strategy != TM_PACKING_WRAPPED;
     return packing || (s->train && tm_dataset_has_documents(data_set(s->train))) ||
@@ -261,7 +253,7 @@ job_opts session_job_options(const session *s) {
     bound(c, &o);
     if (!c->init_random) o.other_bytes += text_bytes(c);
     if (s->train) o.other_bytes += data_bytes(s->train);
-    if (s->train && session_reference_column(c)) o.other_bytes += reference_bytes(s);
+    if ((s->train || s->eval) && session_reference_column(c)) o.other_bytes += session_reference_bytes(s);
     if (s->eval) {
         job_shape shape = session_eval_shape(s);
         o.other_bytes += data_bytes(s->eval);

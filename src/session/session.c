@@ -258,6 +258,18 @@ tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn n
     return TM_OK;
 }
 
+tm_status session_prepare_evaluation(session *s, uint32_t *vocabulary) {
+    tm_model_config model;
+    TM_TRY(tm_kernels_init(0, (tm_elem)s->cfg->precision));
+    TM_TRY(open_model(s, &model));
+    TM_TRY(text_open(&s->text, s->source, session_host_bytes(s->cfg)));
+    data_opts o = dataset_opts(s, &model, true);
+    o.spill_dir = o.cache = NULL;
+    o.dataset.memory_bytes = 256 * TM_MIB;
+    *vocabulary = model.vocab_size;
+    return open_set(s, &o, true);
+}
+
 tm_status session_prepare(session *s, bool data_optional) {
     tm_model_config model;
     TM_TRY(tm_kernels_init(0, (tm_elem)s->cfg->precision));

@@ -62,6 +62,8 @@ TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
 /* Instead, to look at the data alone: s->train, s->eval and s->text, of the files' first bytes (0: all). Tokens that do not
  * fit memory are forgotten. `notice` may be NULL. */
 TM_MUST_USE tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn notice, void *ctx);
+/* Instead: the data of the evaluation alone, in memory; s->text stays open. `vocabulary`: of the model. */
+TM_MUST_USE tm_status session_prepare_evaluation(session *s, uint32_t *vocabulary);
 TM_MUST_USE tm_status session_resolve_steps(const session *s); /* once the data are there; may be called again */
 uint64_t session_data_disk(const session *s);                  /* of tokens that do not fit memory, in OUTPUT_DIR */
 void session_keep_data(session *s, bool keep);                 /* tokens on disk, for the next start; else they go */
@@ -117,16 +119,19 @@ job_opts session_job_options(const session *s);
 job_shape session_step_shape(const session *s); /* the largest micro-batch of the run */
 /* "DIR/tidemill-cache/NAME" for an OUTPUT_DIR in DIR: what other runs beside it may take as well. Returns path. */
 const char *session_cache_path(const tm_config *c, const char *name, char *path, size_t cap);
-/* Of a reference that is a column: programs that make its values, of training or evaluation and that batch (TM_BATCH_*); values, one a
- * row; the place of a row's, of this rank. reference.c */
+/* The objective's reference is a column that is made before step 1, not lanes; then (reference.c) of the data that are open, of
+ * training or evaluation and one batch (TM_BATCH_*): steps whose rows are asked for; values, one a row; the place of a row's, of
+ * this rank. */
+bool session_reference_column(const tm_config *c);
 uint32_t session_batches(const session *s); /* of a micro-batch */
 uint64_t session_samples_a_step(const session *s, bool eval);
 uint64_t session_reference_steps(const session *s, bool eval, uint32_t batch);
 uint64_t session_reference_rows(const session *s, bool eval, uint32_t batch);
 uint64_t session_reference_place(const session *s, bool eval, uint64_t step, uint32_t batch, uint32_t micro_batch,
                                  uint32_t row);
-/* The objective's reference is a column that is made before step 1, not lanes. */
-bool session_reference_column(const tm_config *c);
+uint64_t session_reference_bytes(const session *s); /* of all values; of files that were read in part, of all of them */
+job_opts session_reference_options(const session *s);           /* of the job that makes them */
+job_shape session_reference_shape(const session *s);            /* the largest micro-batch that it is given */
 job_shape session_eval_shape(const session *s);                 /* of an evaluation; s->eval is there */
 bool session_commits(const session *s);                         /* such a job makes commits */
 tm_fmt session_save_format(const tm_config *c);                 /* of the models that it writes */

@@ -136,7 +136,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
                       "%s: init \"random\" of a model with other parts than text: those have no weights then; name a "
                       "folder with weights, or a config.json of the text model alone",
                       opts->model));
-    bool in_place = opts->adapter || opts->freeze;
+    bool in_place = opts->adapter || opts->freeze || opts->roles;
     if (opts->config_only && !opts->init_random && (config.composite || in_place)) look_at_weights(job, opts->model);
     (void)tm_model_find_names(&config, source_has, job->source); /* without it the first tensor is missed below */
     TM_GO(job_create_model(&job->model, &config, opts));

@@ -65,7 +65,8 @@ tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns
         t->job->step.samples = info.samples;
     }
     TM_TRY(session_fill(ds, step, mb, t->s.ranks.rank, batch, to, out));
-    if (to->reference) trainer_fill_reference(t, step, mb, batch, out->rows, to->reference);
+    const reference_rows of = {.eval = t->eval.under_way, .step = step, .micro_batch = mb, .batch = batch};
+    if (to->reference) reference_fill(&t->reference, &t->s, &of, out->rows, to->reference);
     return TM_OK;
 }
 
@@ -78,7 +79,7 @@ void trainer_close(trainer *t) {
     if (no_state) (void)tm_remove_empty(t->out.home); /* which an earlier life may have made */
     t->watch = watch;
     trainer_watch_close(t);
-    trainer_free_reference(t);
+    reference_free(&t->reference);
     run_plans_free(&t->plans);
     tm_buf_free(&t->out.directories);
     TM_FREE_ALL(t->saves.step, t->out.directory, t->out.directories_of, t->out.claim_paths);

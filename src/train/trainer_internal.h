@@ -6,6 +6,7 @@
 #include "io/run/run.h"
 #include "io/file/file.h"
 #include "planner/run.h"
+#include "reference/reference.h"
 #include "step/step.h"
 
 /* What a step came to, as its operations left it. */
@@ -122,19 +123,6 @@ typedef struct trainer_eval {
     step_total total; /* of its steps so far */
 } trainer_eval;
 
-/* Of the reference model, by row: tables of training rows and of an evaluation's, of own and of mismatched ones, as far as
- * the run has them (trainer_reference.c). */
-typedef struct reference_table {
-    bool eval;
-    uint32_t batch; /* TM_BATCH_* */
-    uint64_t n;
-    float *value; /* [n] */
-} reference_table;
-typedef struct trainer_reference {
-    reference_table table[2 * TM_BATCHES];
-    uint32_t n_tables;
-} trainer_reference;
-
 typedef struct trainer {
     session s;
     tm_job *job;
@@ -155,7 +143,7 @@ typedef struct trainer {
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
     trainer_eval eval;
-    trainer_reference reference;
+    reference_values reference;
     trainer_life life;
     trainer_said said;
     trainer_watch *watch;
@@ -177,12 +165,9 @@ typedef enum dir_owner { DIR_NOBODYS, DIR_OURS, DIR_ANOTHERS } dir_owner;
 /* Whose a run directory is; NOBODYS: not there, or none. Ours has the key and lies in a configured path. */
 dir_owner trainer_whose(const trainer *t, const char *dir, tm_io_owner *o);
 tm_status trainer_write_run_json(trainer *t, const char *status);
-/* Micro-batch `mb` of the step under way, or of the evaluation under way (a job's `fill`). */
 /* trainer_reference.c. Collective; before the job is opened, whose memory it needs. */
 tm_status trainer_make_reference(trainer *t);
-void trainer_free_reference(trainer *t);
-void trainer_fill_reference(const trainer *t, uint64_t step, uint32_t micro_batch, uint32_t batch, uint32_t rows,
-                            float *to);
+/* Micro-batch `mb` of the step under way, or of the evaluation under way (a job's `fill`). */
 tm_status trainer_fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out);
 
 void trainer_close(trainer *t);
@@ -199,6 +184,8 @@ uint32_t trainer_flags(const trainer *t);              /* what this rank tells t
 
 /* trainer_plan.c: the job that runs the step. */
 tm_status trainer_open_job(trainer *t);
+/* Whether it would fit, of a run that starts: nothing is made of it. TM_EBUDGET: as trainer_open_job, and which limit. */
+tm_status trainer_plan_job(trainer *t, job_refusal *refusal);
 job_opts trainer_job_options(const trainer *t); /* session_job_options, and whose the state is */
 
 /* Where tests end the process, or hold it up for two seconds (kind "delay"). */

@@ -144,6 +144,34 @@ static tm_status link_steps(void *ctx, const planner_choice *c) {
     return trainer_watch_link(ctx, c->plan);
 }
 
+tm_status trainer_plan_job(trainer *t, job_refusal *refusal) {
+    job_opts o = trainer_job_options(t);
+    pass_opts way[RUN_MAX_WAYS];
+    job_shape shape = session_step_shape(&t->s);
+    run_plans beside = {0};
+    run_more more = {&t->s, &beside};
+    planner_choice choice = {0};
+    o.plan_only = true;
+    tm_status rc = session_agree(&t->s, job_open(&t->job, &o));
+    if (rc == TM_OK) {
+        t->job->opts.other_bytes += trainer_replay_bytes(t);
+        rc = planner_choose(&(planner_ask){.job = t->job,
+                                           .name = "training step",
+                                           .way = way,
+                                           .n = run_ways(&t->s, &shape, way),
+                                           .more = run_compile_more,
+                                           .ctx = &more},
+                            &choice);
+    }
+    planner_drop(&choice);
+    *refusal = choice.refusal;
+    if (rc == TM_EBUDGET) rc = refuse_forced(t, refusal);
+    run_plans_free(&beside);
+    job_close(t->job);
+    t->job = NULL;
+    return rc;
+}
+
 tm_status trainer_open_job(trainer *t) {
     tm_config *c = t->s.cfg;
     job_opts o = trainer_job_options(t);
