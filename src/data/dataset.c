@@ -89,6 +89,10 @@ int32_t data_view_label(const data_view *v, uint32_t t) {
     return data_mask_get(v->learn, t) ? v->ids[t] : TM_LABEL_IGNORE;
 }
 
+double tm_dataset_document_tokens(const tm_dataset *ds) {
+    return ds->document_tokens > 0 ? ds->document_pairs / ds->document_tokens : 0;
+}
+
 bool tm_dataset_has_documents(const tm_dataset *ds) {
     return ds->packs || ds->rows.get_begin;
 }

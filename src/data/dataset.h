@@ -223,6 +223,8 @@ uint64_t tm_dataset_steps_per_epoch(const tm_dataset *ds); /* ceil(samples / (A*
 uint64_t tm_dataset_steps(const tm_dataset *ds, double epochs);
 bool tm_dataset_ends_epoch(const tm_dataset *ds, uint64_t steps); /* with so many steps an epoch is done */
 bool tm_dataset_has_documents(const tm_dataset *ds);              /* rows are several */
+/* Of rows of ids with documents: how long the one is that a token is in, as a mean over tokens; 0 of all others. */
+double tm_dataset_document_tokens(const tm_dataset *ds);
 
 typedef struct tm_batch_shape {
     uint32_t samples;      /* B'; of packs: in them */

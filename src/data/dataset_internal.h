@@ -180,6 +180,7 @@ struct tm_dataset {
         rows_each; /* of a sample, in the index: 2 are chosen and rejected, or a row of a file and its mismatched one */
     uint64_t seed, order_key;
     tm_row_source rows;
+    double document_tokens, document_pairs; /* of its documents: sums of their lengths, and of the squares */
     uint32_t batch, n_micro_batches, n_ranks;
     uint64_t per_step; /* product of the three */
     char *scratch;     /* one row as stored, or one of the row source: ids, labels, mask */

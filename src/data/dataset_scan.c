@@ -419,6 +419,14 @@ tm_status data_rows_cannot_drop(const data_scan *s, uint64_t row) {
                    s->name, s->at, row, s->opts->seq_len);
 }
 
+static void count_documents(tm_dataset *ds, const uint32_t *begin, size_t n) {
+    for (size_t t = 0, end; t < n; t = end) {
+        for (end = t + 1; end < n && begin[end] == begin[t];) end++;
+        ds->document_tokens += (double)(end - t);
+        ds->document_pairs += (double)(end - t) * (double)(end - t);
+    }
+}
+
 static tm_status scan_row(data_scan *s, uint64_t row) {
     tm_dataset *ds = s->ds;
     data_row stored = {0};
@@ -442,6 +450,7 @@ static tm_status scan_row(data_scan *s, uint64_t row) {
     ds->fingerprint = tm_hash64(v.labels, n * sizeof *v.labels, ds->fingerprint);
     ds->fingerprint = tm_hash64(v.mask, n, ds->fingerprint);
     if (v.begin) ds->fingerprint = tm_hash64(v.begin, n * sizeof *v.begin, ds->fingerprint);
+    if (v.begin) count_documents(ds, v.begin, n);
     ds->counts.samples++;
     data_count_row(ds, stored.place, &stored);
     return data_store_add(&ds->store, stored);

@@ -2,6 +2,8 @@
  * for. */
 #include "planner/run.h"
 
+#include <math.h>
+
 /* ---- ways of running a step ---------------------------------------------------------------------------------- */
 
 /* Update B can neither clip nor skip: it is no choice where gradients are clipped or may overflow. Sums over whole
@@ -105,11 +107,15 @@ static uint64_t sampled_step(uint64_t i, uint64_t n, uint64_t all) {
     return i / SIDE_BY_SIDE * SIDE_BY_SIDE * all / n + i % SIDE_BY_SIDE;
 }
 
-/* What attention goes over: of packed rows as many as there are samples, taken to be of one length. */
-static job_shape attended_rows(const tm_batch_shape *b) {
-    job_shape rows = {.rows = b->rows, .seq = b->seq, .tokens = b->tokens};
-    if (b->samples > b->rows) rows.rows = b->samples, rows.seq = (uint32_t)(b->mask_tokens / b->samples);
-    return rows;
+/* Attention goes over documents: rows, or of packed ones as many as there are samples, taken to be of one length, or those of
+ * rows of ids, whose mean length is known (`document`; else 0). */
+static void add_attention(const tm_model_config *m, const tm_batch_shape *b, double document, job_load *sum) {
+    double n = b->rows, length = b->seq;
+    if (b->samples > b->rows) n = b->samples, length = floor((double)b->mask_tokens / n);
+    if (document > 0 && document < length) length = round(document), n = (double)b->mask_tokens / length;
+    job_load one = job_shape_load(m, &(job_shape){.rows = 1, .seq = (uint32_t)length, .tokens = b->tokens});
+    sum->pairs += n * one.pairs;
+    sum->window_pairs += n * one.window_pairs;
 }
 
 run_load run_step_load(const session *s, const tm_model_config *m) {
@@ -129,12 +135,9 @@ run_load run_step_load(const session *s, const tm_model_config *m) {
                 sum.tokens += (double)b.mask_tokens;
                 sum.padded += b.tokens;
                 if (r != s->ranks.rank) continue;
-                job_shape attended = attended_rows(&b);
-                job_load one = job_shape_load(m, &attended);
                 sum.load.rows += b.rows;
                 sum.load.tokens += b.tokens;
-                sum.load.pairs += one.pairs;
-                sum.load.window_pairs += one.window_pairs;
+                add_attention(m, &b, tm_dataset_document_tokens(data_set(s->train)), &sum.load);
             }
     double batches = (double)n * largest.micro_batches;
     out.load = (job_load){sum.load.rows / batches, sum.load.tokens / batches, sum.load.pairs / batches,

@@ -85,6 +85,43 @@ static void seconds_are_means_and_memory_is_not(void **state) {
     tm_json_free(alike);
 }
 
+/* `rows` rows of `seq` ids, each of documents of `each`. */
+static const char *documents(const char *dir, const char *name, uint64_t rows, uint64_t seq, uint64_t each) {
+    static const char *const names[] = {"input_ids", "labels", "segment_ids"};
+    static int64_t ids[4096], segment[4096];
+    const char *path = run_path(dir, name);
+    const uint64_t shape[] = {rows, seq};
+    tm_st_writer *w;
+    uint32_t at;
+    for (uint64_t i = 0; i < rows * seq; i++) ids[i] = (int64_t)(i % 200), segment[i] = (int64_t)(i % seq / each) + 1;
+    RUN_EXPECT_STATUS(tm_st_writer_create(&w, path));
+    for (size_t i = 0; i < TM_COUNT(names); i++)
+        RUN_EXPECT_STATUS(tm_st_writer_add(w, names[i], TM_FMT_I64, 2, shape, &at));
+    for (uint32_t i = 0; i < TM_COUNT(names); i++)
+        RUN_EXPECT_STATUS(tm_st_writer_write(w, i, 0, i == 2 ? segment : ids, rows * seq * sizeof *ids));
+    RUN_EXPECT_STATUS(tm_st_writer_commit(w));
+    return path;
+}
+
+static double compute_seconds(const char *dir, const char *train, const char *set) {
+    tm_json_doc *doc = plan(dir, job(dir, TINY, train), set);
+    double seconds = tm_json_get(tm_json_get(tm_json_root(doc), "busy_seconds"), "compute")->number;
+    tm_json_free(doc);
+    return seconds;
+}
+
+/* Rows of several documents take what rows of one of them take, as many tokens a step. */
+static void documents_are_attended_alone(void **state) {
+    (void)state;
+    const char *dir = run_dir();
+    double whole = compute_seconds(dir, documents(dir, "whole.safetensors", 8, 512, 512), NULL),
+           packed = compute_seconds(dir, documents(dir, "packed.safetensors", 8, 512, 32), NULL),
+           apart =
+               compute_seconds(dir, documents(dir, "apart.safetensors", 128, 32, 32), "per_device_train_batch_size=16");
+    if (!(packed < whole * 0.95)) fail_msg("%g s packed, %g s of one document", packed, whole);
+    if (!(packed > apart * 0.98 && packed < apart * 1.02)) fail_msg("%g s packed, %g s apart", packed, apart);
+}
+
 /* Tokens, steps and bytes of the whole run, held against what train then counts. */
 static void run_is_that_of_train(const char *update) {
     const char *dir = run_dir(), *config = job(dir, TINY, data(dir, "mixed.jsonl", 80, 10));
@@ -179,6 +216,7 @@ static void large_data_are_read_in_part(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(seconds_are_means_and_memory_is_not, run_clean),
+        cmocka_unit_test_teardown(documents_are_attended_alone, run_clean),
         cmocka_unit_test_teardown(whole_run, run_clean),
         cmocka_unit_test_teardown(best_models_count, run_clean),
         cmocka_unit_test_teardown(without_data, run_clean),
