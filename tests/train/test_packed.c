@@ -277,6 +277,64 @@ static void ranks(void **state) {
     }
 }
 
+/* A life of a run in OUTPUT, of four rows a step on so many ranks (1: without mpirun); a fault ends it. `steps` 0: all. */
+static void live(const scene *s, const char *output, unsigned n, unsigned steps, const char *fault) {
+    const char *arguments[] = {"train",
+                               s->config,
+                               "--quiet",
+                               "--set",
+                               run_format("output_dir=%s/%s", s->dir, output),
+                               "--set",
+                               run_format("max_steps=%u", steps),
+                               "--set",
+                               "lr_scheduler_type=constant",
+                               "--set",
+                               "train_batch_size=4",
+                               "--set",
+                               "per_device_train_batch_size=1",
+                               "--set",
+                               run_format("gradient_accumulation_steps=%u", 4 / n),
+                               NULL};
+    const char *env[] = {fault && n == 1 ? run_format("TIDEMILL_FAULT=%s", fault) : NULL, NULL};
+    run_opts o = {.env = env, .ranks = n > 1 ? n : 0, .fault = n > 1 ? fault : NULL, .timeout_s = 60};
+    run_result r = run_argv(&o, arguments);
+    if ((r.status == 0) != !fault) fail_msg("%u ranks, %s: exit %d: %s", n, fault ? fault : "", r.status, r.err);
+    run_free(&r);
+}
+
+/* Killed on two ranks, on one, and ended on four: at each step the samples of a run that was never interrupted; what is
+ * committed is the same state on any number of ranks, and when it was killed after that is no matter. */
+static void other_ranks(void **state) {
+    (void)state;
+    enum { COMMITTED = 4 };
+    static const char *const after[] = {"kill_published:2:kill:once", "kill_before_manifest:3:kill:once"};
+#ifndef TIDEMILL_FAULTS
+    TEST_SKIP("a build without fault points");
+#endif
+    scene s = scene_open("bf16", PRETRAIN);
+    live(&s, "whole", 1, 0, NULL);
+    live(&s, "brief", 2, COMMITTED, NULL);
+    train_log whole = train_log_read(run_path(s.dir, "whole")), brief = train_log_read(run_path(s.dir, "brief"));
+    live(&s, "ended", 2, 0, after[0]);
+    live(&s, "ended", 1, COMMITTED, NULL);
+    train_log ended = train_log_read(run_path(s.dir, "ended"));
+    assert_string_equal(ended.hash, brief.hash);
+    for (size_t i = 0; i < TM_COUNT(after); i++) {
+        const char *output = run_format("killed-%zu", i);
+        live(&s, output, 2, 0, after[i]);
+        live(&s, output, 1, 0, after[i]);
+        live(&s, output, 4, 0, NULL);
+        train_log log = train_log_read(run_path(s.dir, output));
+        expect_same(&s, &log, after[i]);
+        assert_int_equal(log.steps, whole.steps);
+        for (unsigned k = 0; k < log.steps; k++) {
+            assert_int_equal(log.step[k].tokens, whole.step[k].tokens);
+            assert_int_equal(log.step[k].label_tokens, whole.step[k].label_tokens);
+            near("loss", log.step[k].loss, whole.step[k].loss, 0.01 * whole.step[k].loss);
+        }
+    }
+}
+
 static void refused(const scene *s, const char *says, const char *const *sets) {
     const char *arguments[24] = {"train", s->config, "--quiet", "--set", run_format("output_dir=%s/refused", s->dir)};
     for (unsigned n = 5; *sets; sets++) arguments[n++] = "--set", arguments[n++] = *sets;
@@ -342,6 +400,7 @@ int main(void) {
         cmocka_unit_test_teardown(each_token_once_an_epoch, run_clean),
         cmocka_unit_test_teardown(kills, run_clean),
         cmocka_unit_test_teardown(ranks, run_clean),
+        cmocka_unit_test_teardown(other_ranks, run_clean),
         cmocka_unit_test_teardown(from_a_bare_config, run_clean),
         cmocka_unit_test_teardown(what_does_not_go_together, run_clean),
     };
