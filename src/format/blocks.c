@@ -1,19 +1,13 @@
-/* The block types of GGUF (layouts: reference/ecosystem-and-formats.md section 3, ggml's ggml-common.h): to float32,
- * and the simple ones back. The order of operations is ggml's, so that the values are too. */
+/* The block types of GGUF (layouts: reference/ecosystem-and-formats.md section 3, ggml's ggml-common.h) to float32. The
+ * order of operations is ggml's, so that the values are too. encode.c and kquants.c are the way back. */
 #include "format/format_internal.h"
 
-#include <math.h>
 #include <string.h>
 
 static inline float load_f16(const uint8_t *p) {
     uint16_t h;
     memcpy(&h, p, 2);
     return tm_f16_to_f32(h);
-}
-
-static inline void store_f16(uint8_t *p, float f) {
-    uint16_t h = tm_f32_to_f16(f);
-    memcpy(p, &h, 2);
 }
 
 /* f16 d; 32 signed bytes */
@@ -162,103 +156,4 @@ void tm_block_decode(tm_fmt fmt, const uint8_t *stored, size_t n, float *out) {
     const tm_fmt_info *t = tm_fmt_get(fmt);
     TM_ASSERT(t->readable && n % t->block == 0);
     for (size_t i = 0; i < n / t->block; i++) decoders[fmt](stored + i * t->block_bytes, out + i * t->block);
-}
-
-/* A float as an integer in [lo, hi], towards zero; also where a tiny scale made it infinite or NaN. */
-static inline int clamp_int(float v, int lo, int hi) {
-    return v >= (float)hi ? hi : v > (float)lo ? (int)v : lo;
-}
-
-static void encode_q8_0(const float *x, uint8_t *b) {
-    float amax = 0;
-    for (int i = 0; i < 32; i++) amax = fmaxf(amax, fabsf(x[i]));
-    float d = amax / 127, id = d != 0 ? 1 / d : 0;
-    store_f16(b, d);
-    for (int i = 0; i < 32; i++) b[2 + i] = (uint8_t)(int8_t)clamp_int(roundf(x[i] * id), -127, 127);
-}
-
-/* The value of largest magnitude, sign kept, becomes code 0, that is -8. */
-static void encode_q4_0(const float *x, uint8_t *b) {
-    float max = 0;
-    for (int i = 0; i < 32; i++)
-        if (fabsf(x[i]) > fabsf(max)) max = x[i];
-    float d = max / -8, id = d != 0 ? 1 / d : 0;
-    store_f16(b, d);
-    for (int i = 0; i < 16; i++) {
-        int low = clamp_int(x[i] * id + 8.5f, 0, 15), high = clamp_int(x[i + 16] * id + 8.5f, 0, 15);
-        b[2 + i] = (uint8_t)(low | high << 4);
-    }
-}
-
-static void encode_q4_1(const float *x, uint8_t *b) {
-    float min = x[0], max = x[0];
-    for (int i = 1; i < 32; i++) {
-        min = x[i] < min ? x[i] : min;
-        max = x[i] > max ? x[i] : max;
-    }
-    float d = (max - min) / 15, id = d != 0 ? 1 / d : 0;
-    store_f16(b, d);
-    store_f16(b + 2, min);
-    for (int i = 0; i < 16; i++) {
-        int low = clamp_int((x[i] - min) * id + 0.5f, 0, 15), high = clamp_int((x[i + 16] - min) * id + 0.5f, 0, 15);
-        b[4 + i] = (uint8_t)(low | high << 4);
-    }
-}
-
-/* Fifth bits into 32 at `bits`, the rest into nibbles behind them. */
-static void put_q5(uint8_t *bits, int i, int low, int high) {
-    uint32_t fifth;
-    memcpy(&fifth, bits, 4);
-    fifth |= (uint32_t)(low >> 4) << i | (uint32_t)(high >> 4) << (i + 16);
-    memcpy(bits, &fifth, 4);
-    bits[4 + i] = (uint8_t)((low & 15) | (high & 15) << 4);
-}
-
-/* As Q4_0, with code 0 for -16. */
-static void encode_q5_0(const float *x, uint8_t *b) {
-    float max = 0;
-    for (int i = 0; i < 32; i++)
-        if (fabsf(x[i]) > fabsf(max)) max = x[i];
-    float d = max / -16, id = d != 0 ? 1 / d : 0;
-    store_f16(b, d);
-    memset(b + 2, 0, 4);
-    for (int i = 0; i < 16; i++)
-        put_q5(b + 2, i, clamp_int(x[i] * id + 16.5f, 0, 31), clamp_int(x[i + 16] * id + 16.5f, 0, 31));
-}
-
-static void encode_q5_1(const float *x, uint8_t *b) {
-    float min = x[0], max = x[0];
-    for (int i = 1; i < 32; i++) {
-        min = x[i] < min ? x[i] : min;
-        max = x[i] > max ? x[i] : max;
-    }
-    float d = (max - min) / 31, id = d != 0 ? 1 / d : 0;
-    store_f16(b, d);
-    store_f16(b + 2, min);
-    memset(b + 4, 0, 4);
-    for (int i = 0; i < 16; i++)
-        put_q5(b + 4, i, clamp_int((x[i] - min) * id + 0.5f, 0, 31), clamp_int((x[i + 16] - min) * id + 0.5f, 0, 31));
-}
-
-static void (*const encoders[TM_FMT_COUNT])(const float *x, uint8_t *b) = {[TM_FMT_Q8_0] = encode_q8_0,
-                                                                           [TM_FMT_Q4_0] = encode_q4_0,
-                                                                           [TM_FMT_Q4_1] = encode_q4_1,
-                                                                           [TM_FMT_Q5_0] = encode_q5_0,
-                                                                           [TM_FMT_Q5_1] = encode_q5_1};
-
-bool tm_block_is_written(tm_fmt fmt) {
-    return encoders[fmt] != NULL;
-}
-
-tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, uint8_t *out) {
-    const tm_fmt_info *t = tm_fmt_get(fmt);
-    if (!encoders[fmt])
-        return tm_fail(TM_EUNSUPPORTED,
-                       "writing %s is not supported; take f32, bf16, f16, q8_0, q5_0, q5_1, q4_0 or q4_1", t->name);
-    TM_ASSERT(n % t->block == 0);
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(values[i]))
-            return tm_fail(TM_EINPUT, "a value that is not finite cannot be stored as %s", t->name);
-    for (size_t i = 0; i < n / t->block; i++) encoders[fmt](values + i * t->block, out + i * t->block_bytes);
-    return TM_OK;
 }

@@ -100,8 +100,9 @@ bool tm_fmt_bytes(tm_fmt fmt, uint64_t elements, uint64_t *bytes);
 /* Values of n elements as float32. Plain types: widened (F64 and integers: rounded to nearest even). Blocks: as ggml
  * dequantises them; n is a multiple of the block. `readable` types only. */
 void tm_fmt_decode(tm_fmt fmt, const void *stored, size_t n, float *out);
-/* F32, BF16, F16: to nearest even, subnormals included, NaN stays NaN. Q8_0, Q5_0, Q5_1, Q4_0, Q4_1: ggml's reference quantisation;
- * n is a multiple of 32. Others: TM_EUNSUPPORTED. */
+/* F32, BF16, F16: to nearest even, subnormals included, NaN stays NaN. Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q6_K, Q5_K, Q4_K:
+ * ggml's reference quantisation; n is a multiple of the block, TM_EINPUT where a value is not finite or its scale no half.
+ * Others: TM_EUNSUPPORTED. */
 TM_MUST_USE tm_status tm_fmt_encode(tm_fmt fmt, const float *values, size_t n, void *out);
 
 enum { TM_FMT_MAX_DIMS = 8 };

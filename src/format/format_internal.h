@@ -29,11 +29,16 @@ char *tm_path_join(const char *dir, const char *name);
 /* DIR/NAME with these bytes, written beside and renamed. */
 tm_status tm_format_write_file(const char *dir, const char *name, const void *bytes, size_t n);
 
-/* ---- blocks.c ---- */
+/* ---- blocks.c, encode.c, kquants.c ---- */
 
 void tm_block_decode(tm_fmt fmt, const uint8_t *stored, size_t n, float *out);
+void tm_encode_q4_k(const float *x, uint8_t *b); /* one block of 256, as the others */
+void tm_encode_q5_k(const float *x, uint8_t *b);
+void tm_encode_q6_k(const float *x, uint8_t *b);
 tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, uint8_t *out);
 bool tm_block_is_written(tm_fmt fmt); /* there is a way back */
+/* fmt, or the type in its place that rows of `width` elements are whole blocks of (llama.cpp's choice; F16 in the end). */
+tm_fmt tm_block_for_rows(tm_fmt fmt, uint64_t width);
 float tm_f16_to_f32(uint16_t h);
 uint16_t tm_f32_to_f16(float f);
 

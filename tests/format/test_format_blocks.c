@@ -179,23 +179,54 @@ static void quantised_bytes_are_those_of_ggml(void **state) {
     }
 }
 
+/* What ggml itself makes of values of many kinds: fixtures/gguf_quants/make.py. */
+static void quantised_bytes_are_those_of_libggml(void **state) {
+    (void)state;
+    static const tm_fmt types[] = {TM_FMT_Q8_0, TM_FMT_Q4_0, TM_FMT_Q4_1, TM_FMT_Q5_0,
+                                   TM_FMT_Q5_1, TM_FMT_Q4_K, TM_FMT_Q5_K, TM_FMT_Q6_K};
+    enum { N = 21 * 256 };
+    static float values[N];
+    static uint8_t want[N / 32 * 34], got[N / 32 * 34];
+    tm_st *st;
+    OK(tm_st_open(&st, TM_TEST_FIXTURES "/gguf_quants/quants.safetensors"));
+    OK(tm_st_read_f32(st, (uint32_t)tm_st_find(st, "values"), 0, N, values));
+    for (size_t k = 0; k < TM_COUNT(types); k++) {
+        const tm_fmt_info *t = tm_fmt_get(types[k]);
+        uint64_t bytes;
+        assert_true(tm_fmt_bytes(types[k], N, &bytes));
+        OK(tm_st_read_raw(st, (uint32_t)tm_st_find(st, t->name), 0, bytes, want));
+        OK(tm_fmt_encode(types[k], values, N, got));
+        for (uint64_t i = 0; i < bytes; i++)
+            if (got[i] != want[i])
+                fail_msg("%s: block %llu, byte %llu: %02x, ggml has %02x", t->name,
+                         (unsigned long long)(i / t->block_bytes), (unsigned long long)(i % t->block_bytes), got[i],
+                         want[i]);
+    }
+    tm_st_close(st);
+}
+
 static void corners_of_quantisation(void **state) {
     (void)state;
-    float zero[32] = {0}, tiny[32], back[32];
-    uint8_t out[34];
-    for (size_t k = 0; k < TM_COUNT(known); k++) {
-        OK(tm_fmt_encode(known[k].fmt, zero, 32, out));
-        tm_fmt_decode(known[k].fmt, out, 32, back);
-        for (int i = 0; i < 32; i++) assert_true(back[i] == 0);
-        for (int i = 0; i < 32; i++) tiny[i] = (float)(i - 16) * 0x1p-149f; /* scales underflow */
-        OK(tm_fmt_encode(known[k].fmt, tiny, 32, out));
-        tm_fmt_decode(known[k].fmt, out, 32, back);
-        for (int i = 0; i < 32; i++) assert_true(fabsf(back[i]) < 1e-6f);
+    static const tm_fmt types[] = {TM_FMT_Q8_0, TM_FMT_Q4_0, TM_FMT_Q4_1, TM_FMT_Q5_0,
+                                   TM_FMT_Q5_1, TM_FMT_Q4_K, TM_FMT_Q5_K, TM_FMT_Q6_K};
+    enum { N = 256 };
+    float zero[N] = {0}, tiny[N], back[N];
+    uint8_t out[N / 32 * 34];
+    for (size_t k = 0; k < TM_COUNT(types); k++) {
+        OK(tm_fmt_encode(types[k], zero, N, out));
+        tm_fmt_decode(types[k], out, N, back);
+        for (int i = 0; i < N; i++) assert_true(back[i] == 0);
+        for (int i = 0; i < N; i++) tiny[i] = (float)(i - 16) * 0x1p-149f; /* scales underflow */
+        OK(tm_fmt_encode(types[k], tiny, N, out));
+        tm_fmt_decode(types[k], out, N, back);
+        for (int i = 0; i < N; i++) assert_true(fabsf(back[i]) < 1e-6f);
         zero[7] = NAN;
-        expect_error(tm_fmt_encode(known[k].fmt, zero, 32, out), TM_EINPUT, "not finite");
+        expect_error(tm_fmt_encode(types[k], zero, N, out), TM_EINPUT, "not finite");
+        zero[7] = 3e38f; /* its scale is no half */
+        expect_error(tm_fmt_encode(types[k], zero, N, out), TM_EINPUT, "too large");
         zero[7] = 0;
     }
-    expect_error(tm_fmt_encode(TM_FMT_Q6_K, zero, 32, out), TM_EUNSUPPORTED, "Q6_K");
+    expect_error(tm_fmt_encode(TM_FMT_Q2_K, zero, N, out), TM_EUNSUPPORTED, "Q2_K");
 }
 
 static void names_and_sizes(void **state) {
@@ -219,6 +250,7 @@ int main(void) {
                                        cmocka_unit_test(long_tensors_have_no_seams),
                                        cmocka_unit_test(values_are_those_of_the_gguf_package),
                                        cmocka_unit_test(quantised_bytes_are_those_of_ggml),
+                                       cmocka_unit_test(quantised_bytes_are_those_of_libggml),
                                        cmocka_unit_test(corners_of_quantisation),
                                        cmocka_unit_test(names_and_sizes)};
     return cmocka_run_group_tests_name("blocks", tests, make_scratch, remove_scratch);
