@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compares our GGUF files with other programs: names, shapes and keys with gguf-py's tables, logits and token ids of the
-# fixtures in llama.cpp with those of transformers, logits of our adapters there with PEFT's. Not part of ctest: it downloads and builds llama-cpp-python (15 minutes of CPU).
+# fixtures in llama.cpp with those of transformers, logits of our adapters there with PEFT's, quantised files with those of
+# llama.cpp's own quantiser. Not part of ctest: it downloads and builds llama-cpp-python (15 minutes of CPU).
 #
 #   tests/peers_gguf.sh [BINARY]     default: build/bin/tidemill
 #   TIDEMILL_PEERS_GGUF=DIR          keeps the Python environment in DIR for the next time
@@ -31,3 +32,5 @@ else
     echo "peers: SKIP models of transformers: TIDEMILL_PEERS names no environment" >&2
 fi
 "$venv/bin/python" "$root/tests/peers_gguf.py" "$tidemill" "$fixtures" "$work"
+mkdir "$work/quants"
+"$venv/bin/python" "$root/tests/peers_quants.py" "$tidemill" "$fixtures" "$work/quants"

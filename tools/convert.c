@@ -7,8 +7,9 @@
 static int convert_random(const tm_export_request *r, int64_t seed, uint64_t host_budget) {
     tm_random_model model;
     if (tm_random_model_open(&model, r->in, (uint64_t)seed) != TM_OK) return tm_cmd_fail();
-    int rc = tm_run_conversion(
-        "making", (tm_export_request){.source = model.source, .out = r->out, .convert = r->convert}, host_budget);
+    int rc =
+        tm_run_conversion("making", (tm_export_request){.source = model.source, .out = r->out, .convert = r->convert},
+                          host_budget, TM_REPORT_NOTHING);
     tm_random_model_close(&model);
     return rc;
 }
@@ -20,7 +21,8 @@ int tm_cmd_convert(int argc, char **argv) {
     const tm_opt opts[] = {
         TM_OPTION(
             "dtype", TM_OPT_STRING, &dtype, "TYPE",
-            "f32, bf16, f16, and to GGUF q8_0, q5_0, q5_1, q4_0, q4_1; default: f32 to a folder, the source's to GGUF"),
+            "f32, bf16, f16, and to GGUF q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0; default: f32 to a folder, the "
+            "source's to GGUF"),
         TM_OPTION("base", TM_OPT_STRING, &base, "DIR", "of an adapter; default: where its adapter_config.json says"),
         TM_OPTION("init", TM_OPT_STRING, &init, "random",
                   "only IN's config.json counts: the model that training with init: random begins with"),
@@ -47,5 +49,5 @@ int tm_cmd_convert(int argc, char **argv) {
     const tm_export_request r = {
         .in = place[0], .out = place[1], .base = base, .convert = {.dtype = dtype, .max_shard_bytes = shard}};
     if (init) return convert_random(&r, seed < 0 ? 42 : seed, host_budget);
-    return tm_run_conversion("converting", r, host_budget);
+    return tm_run_conversion("converting", r, host_budget, TM_REPORT_NOTHING);
 }

@@ -4,25 +4,27 @@
 int tm_cmd_export(int argc, char **argv) {
     const char *place[2] = {NULL, NULL}, *dtype = NULL, *base = NULL, *offload = NULL;
     uint64_t host_budget = UINT64_MAX;
-    bool merge = false;
+    bool merge = false, json = false;
     const tm_opt opts[] = {
         TM_FLAG("merge-adapter", &merge, "SRC is an adapter: OUT is its base with the adapter in it"),
         TM_OPTION("base", TM_OPT_STRING, &base, "DIR",
                   "of an adapter, a folder or .gguf file; default: where its adapter_config.json says"),
         TM_OPTION("dtype", TM_OPT_STRING, &dtype, "TYPE",
-                  "f32, bf16, f16, and to GGUF q8_0, q5_0, q5_1, q4_0, q4_1; default: that of config.json, to GGUF the "
-                  "source's"),
+                  "f32, bf16, f16, and to GGUF q8_0, q6_k, q5_k (also q5_k_m), q5_1, q5_0, q4_k (q4_k_m), q4_1, q4_0; "
+                  "default: that of config.json, to GGUF the source's"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &host_budget, "SIZE", "limit of host memory; at least 64MiB"),
         TM_OPTION("offload-path", TM_OPT_STRING, &offload, "PATH",
-                  "taken, but nothing is offloaded: tensors are streamed")};
+                  "taken, but nothing is offloaded: tensors are streamed"),
+        TM_FLAG("json", &json, "print one JSON object: type, bytes and error of each tensor")};
     const tm_cli cli = {
         .usage = "export SRC OUT [--merge-adapter] [--base DIR] [--dtype TYPE] [--host-budget SIZE] "
-                 "[--offload-path PATH]",
+                 "[--offload-path PATH] [--json]",
         .about = "Writes a model folder, a .gguf file or the folder of an adapter (SRC) as another folder, or as GGUF "
                  "where OUT ends in .gguf. An adapter is merged into its base with --merge-adapter; else it stays one: "
-                 "PiSSA becomes plain LoRA of twice the rank. OUT appears when it is complete.",
+                 "PiSSA becomes plain LoRA of twice the rank. OUT appears when it is complete. Printed is what each "
+                 "tensor lost by its type: the root mean square of the differences over that of its values.",
         .example = "tidemill export out merged --merge-adapter --dtype bf16\n"
-                   "tidemill export out model.gguf --merge-adapter --base smollm2 --dtype q8_0",
+                   "tidemill export out model.gguf --merge-adapter --base smollm2 --dtype q4_k_m",
         TM_CLI_OPTIONS(opts),
         TM_CLI_WORDS(place, 2, 2)};
     int rc = tm_cli_parse(&cli, argc, argv);
@@ -34,5 +36,5 @@ int tm_cmd_export(int argc, char **argv) {
                                                  .merge = merge,
                                                  .dtype_of_config = true,
                                                  .convert.dtype = dtype},
-                             host_budget);
+                             host_budget, json ? TM_REPORT_JSON : TM_REPORT_TEXT);
 }

@@ -10,6 +10,10 @@ tm_status tm_export_stopped(const tm_export_opts *opts) {
     return opts->stop && *opts->stop ? tm_fail(TM_ESIGNAL, "stopped by a signal; nothing was written") : TM_OK;
 }
 
+void tm_export_wrote(const tm_export_opts *opts, const tm_wrote_tensor *t) {
+    if (opts->wrote) opts->wrote(opts->ctx, t);
+}
+
 /* ---- to a folder ---- */
 
 typedef struct folder {
@@ -19,7 +23,9 @@ typedef struct folder {
     uint32_t *from; /* index in the source */
     uint32_t n;
     uint64_t total_bytes, done_bytes;
+    tm_fmt dtype;
     float *values;
+    void *narrow; /* values once more as they are written, to see what they lose */
 } folder;
 
 /* Weights are what has floating values; position ids and the like go along as they are, as do a composite model's other
@@ -34,8 +40,9 @@ static tm_status list_weights(folder *f) {
     f->tensor = tm_calloc(n + 1, sizeof *f->tensor);
     f->from = tm_calloc(n + 1, sizeof *f->from);
     f->values = tm_malloc(BUFFER_ELEMENTS * sizeof(float));
+    f->narrow = tm_malloc(BUFFER_ELEMENTS * sizeof(float));
     bool composite = tm_source_is_composite(f->src);
-    if (!f->tensor || !f->from || !f->values) return tm_nomem(n * sizeof *f->tensor);
+    if (!f->tensor || !f->from || !f->values || !f->narrow) return tm_nomem(n * sizeof *f->tensor);
     for (uint32_t i = 0; i < n; i++) {
         const tm_source_tensor *t = tm_source_tensor_get(f->src, i);
         bool foreign = composite && !tm_composite_is_text(t->name) && t->fmt < TM_FMT_I64 && !f->src->entry[i].merge;
@@ -53,24 +60,35 @@ static tm_status list_weights(folder *f) {
     return TM_OK;
 }
 
+/* Some bytes, or some values. */
+static tm_status copy_some(folder *f, tm_hf_writer *w, uint32_t k, uint64_t at, uint64_t n, tm_lost *lost) {
+    if (f->tensor[k].as_stored) {
+        TM_TRY(tm_source_read_raw(f->src, f->from[k], at, n, f->values));
+        return tm_hf_writer_put_raw(w, k, at, f->values, n);
+    }
+    TM_TRY(tm_source_read_f32(f->src, f->from[k], at, n, f->values));
+    if (f->opts->wrote) TM_TRY(tm_encode_runs(f->dtype, f->values, n, f->narrow, lost));
+    return tm_hf_writer_put_f32(w, k, at, n, f->values);
+}
+
 static tm_status copy_tensor(folder *f, tm_hf_writer *w, uint32_t k) {
     const tm_source_tensor *t = tm_source_tensor_get(f->src, f->from[k]);
-    bool as_stored = f->tensor[k].as_stored;
-    uint64_t all = as_stored ? t->bytes : t->elements;
+    tm_fmt fmt = f->tensor[k].as_stored ? t->fmt : f->dtype;
+    tm_wrote_tensor wrote = {.name = t->name, .type = tm_fmt_get(fmt)->name, .elements = t->elements};
+    tm_lost lost = {0};
+    uint64_t all = f->tensor[k].as_stored ? t->bytes : t->elements;
     for (uint64_t at = 0, take; at < all; at += take) {
         take = tm_min_u64(all - at, BUFFER_ELEMENTS);
         TM_TRY(tm_export_stopped(f->opts));
-        if (as_stored) {
-            TM_TRY(tm_source_read_raw(f->src, f->from[k], at, take, f->values));
-            TM_TRY(tm_hf_writer_put_raw(w, k, at, f->values, take));
-            continue;
-        }
-        TM_TRY(tm_source_read_f32(f->src, f->from[k], at, take, f->values));
-        TM_TRY(tm_hf_writer_put_f32(w, k, at, take, f->values));
+        TM_TRY(copy_some(f, w, k, at, take, &lost));
     }
     tm_source_forget(f->src, f->from[k]);
     f->done_bytes += t->bytes;
     if (f->opts->progress) f->opts->progress(f->opts->ctx, f->done_bytes, f->total_bytes);
+    (void)tm_fmt_bytes(fmt, t->elements, &wrote.bytes);
+    wrote.power = lost.values;
+    wrote.error = tm_lost_error(&lost);
+    tm_export_wrote(f->opts, &wrote);
     return TM_OK;
 }
 
@@ -84,18 +102,17 @@ static tm_status copy_weights(folder *f, const char *dir, tm_fmt dtype) {
     w = NULL;
 done:
     tm_hf_writer_abandon(w);
-    tm_free(f->tensor);
-    tm_free(f->from);
-    tm_free(f->values);
+    TM_FREE_ALL(f->tensor, f->from, f->values, f->narrow);
     return rc;
 }
 
 tm_status tm_export_folder(const tm_source *src, const char *dir, const tm_export_opts *opts) {
-    tm_fmt dtype = opts->has_dtype ? opts->dtype : TM_FMT_F32;
-    folder f = {.src = src, .opts = opts};
-    if (dtype != TM_FMT_F32 && dtype != TM_FMT_BF16 && dtype != TM_FMT_F16)
-        return tm_fail(TM_EINPUT, "a Hugging Face folder holds f32, bf16 or f16, not %s; name OUT with .gguf for that",
-                       tm_fmt_get(dtype)->name);
+    char names[128];
+    tm_fmt dtype = opts->to ? opts->to->fmt : TM_FMT_F32;
+    folder f = {.src = src, .opts = opts, .dtype = dtype};
+    if (opts->to && !opts->to->in_folder)
+        return tm_fail(TM_EINPUT, "a Hugging Face folder holds %s, not %s; name OUT with .gguf for that",
+                       tm_dtype_names(false, names, sizeof names), opts->to->name);
     TM_TRY(tm_source_write_side_files(src, dir, dtype));
     return copy_weights(&f, dir, dtype);
 }
@@ -156,18 +173,12 @@ tm_status tm_export_source(const tm_source *src, const char *out, const tm_expor
                                       : tm_export_beside(out, write_folder, &(whole){src, opts});
 }
 
-tm_status tm_export_dtype(const char *name, tm_export_opts *opts) {
-    if (!name) return TM_OK;
-    opts->has_dtype = tm_fmt_parse(name, &opts->dtype);
-    tm_fmt f = opts->dtype;
-    if (opts->has_dtype && (f == TM_FMT_F32 || f == TM_FMT_BF16 || f == TM_FMT_F16 || tm_block_is_written(f)))
-        return TM_OK;
-    return tm_fail(TM_EINPUT, "dtype '%s' is not one of f32, bf16, f16, q8_0, q5_0, q5_1, q4_0, q4_1", name);
-}
-
 tm_export_opts tm_export_opts_of(const tm_convert_opts *o) {
-    return (tm_export_opts){
-        .max_shard_bytes = o->max_shard_bytes, .progress = o->progress, .ctx = o->ctx, .stop = o->stop};
+    return (tm_export_opts){.max_shard_bytes = o->max_shard_bytes,
+                            .progress = o->progress,
+                            .wrote = o->wrote,
+                            .ctx = o->ctx,
+                            .stop = o->stop};
 }
 
 tm_status tm_convert(const char *in, const char *out, const tm_convert_opts *opts) {
@@ -175,7 +186,7 @@ tm_status tm_convert(const char *in, const char *out, const tm_convert_opts *opt
     tm_source *src = NULL;
     tm_status rc;
     char *place = NULL;
-    TM_GO(tm_export_dtype(opts->dtype, &x));
+    TM_GO(tm_written_named(opts->dtype, &x.to));
     TM_GO(tm_export_place(out, &place));
     TM_GO(tm_source_open(&src, in));
     rc = tm_export_source(src, place, &x);

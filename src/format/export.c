@@ -20,14 +20,14 @@ static void dtype_of_config(const tm_source *src, tm_export_opts *x) {
     const tm_json *root = tm_json_root(doc), *part = tm_json_get(root, "text_config");
     const tm_json *const said[] = {tm_json_get(root, "dtype"), tm_json_get(root, "torch_dtype"),
                                    tm_json_get(part, "dtype"), tm_json_get(part, "torch_dtype")};
-    for (size_t i = 0; i < TM_COUNT(said) && !x->has_dtype; i++)
+    for (size_t i = 0; i < TM_COUNT(said) && !x->to; i++)
         for (size_t k = 0; k < TM_COUNT(rows); k++)
-            if (said[i] && tm_json_is(said[i], rows[k].name)) x->has_dtype = true, x->dtype = rows[k].fmt;
+            if (said[i] && tm_json_is(said[i], rows[k].name)) x->to = tm_written_by_fmt(rows[k].fmt);
     tm_json_free(doc);
 }
 
 static tm_status write_model(const tm_export_request *r, const tm_source *src, const char *out, tm_export_opts x) {
-    if (r->dtype_of_config && !x.has_dtype && !tm_ends_with(out, ".gguf")) dtype_of_config(src, &x);
+    if (r->dtype_of_config && !x.to && !tm_ends_with(out, ".gguf")) dtype_of_config(src, &x);
     return tm_export_source(src, out, &x);
 }
 
@@ -92,7 +92,7 @@ tm_status tm_export(const tm_export_request *r) {
     tm_export_opts x = tm_export_opts_of(&r->convert);
     char *place = NULL;
     tm_status rc;
-    TM_GO(tm_export_dtype(r->convert.dtype, &x));
+    TM_GO(tm_written_named(r->convert.dtype, &x.to));
     TM_GO(tm_export_place(r->out, &place));
     if (r->source)
         rc = write_model(r, r->source, place, x);

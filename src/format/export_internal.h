@@ -1,22 +1,46 @@
-/* The two directions of tm_convert. */
+/* What writes models: the types that they are written in, and the two directions of tm_convert. */
 #ifndef TIDEMILL_EXPORT_INTERNAL_H
 #define TIDEMILL_EXPORT_INTERNAL_H
 
 #include "format/format_internal.h"
 
+/* ---- written.c: types that a model is written in ---- */
+
+typedef struct tm_written {
+    const char *name, *also; /* for --dtype; `also` NULL: only one */
+    tm_fmt fmt;              /* of matrices; in a folder, of everything */
+    bool in_folder, in_gguf;
+    uint8_t file_type; /* ggml's number of such a file */
+    bool more_bits;    /* llama.cpp's M: of some layers values and down projections are Q6_K */
+} tm_written;
+/* NULL for NULL; TM_EINPUT for a name that there is not, in any case. */
+TM_MUST_USE tm_status tm_written_named(const char *name, const tm_written **out);
+const tm_written *tm_written_by_fmt(tm_fmt fmt); /* NULL: none */
+
+/* ---- encode_runs.c ---- */
+
+typedef struct tm_lost {
+    double values, differences; /* sums of squares */
+} tm_lost;
+/* n values, whole blocks, by all threads; what they lose is added to *lost. Errors as tm_fmt_encode. */
+TM_MUST_USE tm_status tm_encode_runs(tm_fmt fmt, const float *values, uint64_t n, void *out, tm_lost *lost);
+double tm_lost_error(const tm_lost *lost); /* root mean square of the differences over that of the values */
+
+/* ---- convert.c, export.c, gguf_export.c ---- */
+
 typedef struct tm_export_opts {
-    bool has_dtype; /* false: the default of the direction */
-    tm_fmt dtype;
+    const tm_written *to; /* NULL: the default of the direction */
     uint64_t max_shard_bytes;
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
+    tm_wrote wrote; /* may be NULL */
     void *ctx;
     const volatile sig_atomic_t *stop; /* may be NULL */
 } tm_export_opts;
 
 tm_status tm_export_stopped(const tm_export_opts *opts); /* TM_ESIGNAL if it is to stop */
+void tm_export_wrote(const tm_export_opts *opts, const tm_wrote_tensor *t);
 
-tm_export_opts tm_export_opts_of(const tm_convert_opts *o); /* all but the dtype */
-TM_MUST_USE tm_status tm_export_dtype(const char *name, tm_export_opts *opts);
+tm_export_opts tm_export_opts_of(const tm_convert_opts *o); /* all but the type */
 /* OUT without slashes at its end, as a new string; TM_EINPUT where something is there already. */
 TM_MUST_USE tm_status tm_export_place(const char *out, char **place);
 /* Everything beside OUT first; OUT appears when `write` has filled the folder. */

@@ -376,12 +376,26 @@ TM_MUST_USE tm_status tm_source_make(tm_source *bare, const tm_made_tensors *mad
 
 /* ---- conversion ------------------------------------------------------------------------------------------------- */
 
+/* Types that a model is written in, as --dtype takes them, into `buf`: "f32, bf16, f16, q8_0, ...". In GGUF q4_k (also
+ * called q4_k_m), q5_k (q5_k_m) and the other blocks are llama.cpp's files of that name: norms and biases are F32, the
+ * output Q6_K, some matrices of an M mixture too, and rows that are no whole blocks have another type in its place. */
+const char *tm_dtype_names(bool gguf, char *buf, size_t cap);
+
+/* What became of a tensor. */
+typedef struct tm_wrote_tensor {
+    const char *name, *type; /* as in what is written: "blk.0.attn_q.weight", "Q4_K" */
+    uint64_t elements, bytes;
+    double power; /* sum of the squares of its values */
+    double error; /* of its values as they are read back: root mean square, over that of the values */
+} tm_wrote_tensor;
+typedef void (*tm_wrote)(void *ctx, const tm_wrote_tensor *t);
+
 typedef struct tm_convert_opts {
-    const char *
-        dtype; /* "f32" | "bf16" | "f16" | "q8_0" | "q5_0" | "q5_1" | "q4_0" | "q4_1"; NULL: to a folder f32, to GGUF the source's */
+    const char *dtype;        /* of tm_dtype_names; NULL: to a folder f32, to GGUF the source's */
     uint64_t max_shard_bytes; /* 0: 50 GB */
     /* Called after each tensor; may be NULL. */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
+    tm_wrote wrote; /* the same; may be NULL */
     void *ctx;
     /* Looked at between pieces; not zero: TM_ESIGNAL, and nothing is left. May be NULL. */
     const volatile sig_atomic_t *stop;

@@ -1,13 +1,12 @@
 /* A tm_source written as GGUF. */
-#include "format/gguf_internal.h"
-#include "format/export_internal.h"
+#include "format/gguf_mixture_internal.h"
 #include "format/source_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { BUFFER_ELEMENTS = 16384, MANY_ELEMENTS = 1 << 19 };
+enum { BUFFER_ELEMENTS = 1 << 18, MANY_ELEMENTS = 1 << 19 };
 
 /* ---- keys ---- */
 
@@ -15,23 +14,11 @@ static void put_text(tm_gguf_writer *w, const char *key, const char *s) {
     tm_gguf_put_string(w, key, s, strlen(s));
 }
 
-/* ggml's numbers of file types */
-static uint32_t file_type(tm_fmt fmt) {
-    static const struct {
-        tm_fmt fmt;
-        uint32_t number;
-    } rows[] = {{TM_FMT_F16, 1},  {TM_FMT_Q4_0, 2}, {TM_FMT_Q4_1, 3}, {TM_FMT_Q8_0, 7},
-                {TM_FMT_Q5_0, 8}, {TM_FMT_Q5_1, 9}, {TM_FMT_BF16, 32}};
-    for (size_t i = 0; i < TM_COUNT(rows); i++)
-        if (rows[i].fmt == fmt) return rows[i].number;
-    return 0;
-}
-
-static void put_keys(tm_gguf_writer *w, const tm_gguf_keys *k, const char *name, tm_fmt fmt) {
+static void put_keys(tm_gguf_writer *w, const tm_gguf_keys *k, const char *name, const tm_written *to) {
     put_text(w, "general.architecture", k->arch->type);
     put_text(w, "general.type", "model");
     put_text(w, "general.name", name);
-    tm_gguf_put_u32(w, "general.file_type", file_type(fmt));
+    tm_gguf_put_u32(w, "general.file_type", to ? to->file_type : 0);
     tm_gguf_put_u32(w, "general.quantization_version", 2);
     tm_gguf_put_keys(w, k);
 }
@@ -43,8 +30,7 @@ typedef struct export {
     tm_gguf_writer *w;
     const tm_export_opts *opts;
     tm_gguf_keys keys;
-    tm_fmt dtype; /* of matrices, unless it is the source's */
-    bool as_source;
+    tm_gguf_mixture types; /* unless they are the source's */
     uint64_t total_bytes, done_bytes;
     tm_gguf_rope_tensor rope[2];
     uint64_t room; /* elements of the two buffers */
@@ -70,22 +56,12 @@ static bool left_out(const export *x, const tm_source_tensor *t) {
     return x->keys.tied && strcmp(t->name, "lm_head.weight") == 0;
 }
 
-/* Norms and biases stay f32. The output matrix (the embedding, if tied) suffers most from few bits: q8_0, as llama.cpp.
- * Rows that are no whole blocks: f16. */
-static tm_status choose_fmt(const export *x, const tm_source_tensor *t, piece *p) {
-    tm_fmt *fmt = &p->fmt;
-    *fmt = x->as_source ? t->fmt : x->dtype;
-    if (t->ndim < 2) *fmt = TM_FMT_F32;
-    if (*fmt == TM_FMT_F64) *fmt = TM_FMT_F32;
-    bool blocks = tm_fmt_get(*fmt)->block > 1 && !tm_block_is_written(*fmt);
-    if (blocks || tm_fmt_get(*fmt)->ggml < 0 || tm_fmt_get(*fmt)->ggml >= 24) {
-        if (*fmt != TM_FMT_BF16)
-            return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is %s, which is not written to GGUF; choose a type with --dtype",
-                           t->file, t->name, tm_fmt_get(*fmt)->name);
-    }
-    const char *output = x->keys.tied ? "token_embd.weight" : "output.weight";
-    if (!x->as_source && tm_fmt_get(*fmt)->block > 1 && strcmp(p->name, output) == 0) *fmt = TM_FMT_Q8_0;
-    if (p->shape[t->ndim - 1] % tm_fmt_get(*fmt)->block != 0) *fmt = TM_FMT_F16;
+/* The source's own: what it is stored in, where that is written. Norms and biases are f32. */
+static tm_status own_fmt(const tm_source_tensor *t, tm_fmt *fmt) {
+    *fmt = t->ndim < 2 || t->fmt == TM_FMT_F64 ? TM_FMT_F32 : t->fmt;
+    if (tm_fmt_get(*fmt)->block == 256 || !tm_written_by_fmt(*fmt))
+        return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is %s, which is not written once more; choose a type with --dtype",
+                       t->file, t->name, tm_fmt_get(*fmt)->name);
     return TM_OK;
 }
 
@@ -107,7 +83,10 @@ static tm_status make_piece(const export *x, const tm_source_tensor *t, piece *p
     bool turned = p->op == TM_OP_TRANSPOSE;
     memcpy(p->shape, t->shape, sizeof p->shape);
     if (turned) p->shape[0] = t->shape[1], p->shape[1] = t->shape[0];
-    return choose_fmt(x, t, p);
+    uint64_t width = p->shape[t->ndim - 1];
+    if (!x->opts->to) TM_TRY(own_fmt(t, &p->fmt));
+    p->fmt = x->opts->to ? tm_gguf_mixture_of(&x->types, p->name, t->ndim, width) : tm_block_for_rows(p->fmt, width);
+    return TM_OK;
 }
 
 /* The source's tensor that has this name in GGUF; -1: none. */
@@ -133,8 +112,19 @@ static tm_status check_ends(const export *x) {
     return TM_OK;
 }
 
+/* Which layers have what, before types are chosen. */
+static void note_tensors(export *x) {
+    char name[TM_GGUF_MAX_NAME + 1];
+    tm_op op;
+    tm_gguf_mixture_begin(&x->types, x->opts->to, &x->keys);
+    for (uint32_t i = 0; i < tm_source_tensors(x->src); i++)
+        if (tm_gguf_name_from_hf(x->keys.arch, tm_source_tensor_get(x->src, i)->name, name, sizeof name, &op))
+            tm_gguf_mixture_note(&x->types, name);
+}
+
 static tm_status add_tensors(export *x) {
     TM_TRY(check_ends(x));
+    note_tensors(x);
     uint32_t n = tm_gguf_rope_tensors(&x->keys, x->rope);
     for (uint32_t i = 0; i < n; i++)
         TM_TRY(tm_gguf_writer_add(x->w, x->rope[i].name, TM_FMT_F32, 1, (uint64_t[]){x->rope[i].n}));
@@ -159,38 +149,63 @@ static tm_status read_run(const void *ctx, uint64_t first, uint64_t n, void *dst
     return tm_source_read_f32(r->src, r->i, first, n, dst);
 }
 
-/* Elements [first, first + n) of source tensor i, or of its transpose, in whole blocks. */
-static tm_status copy_run(export *x, uint32_t i, const piece *p, uint64_t first, uint64_t n) {
-    const source_run run = {x->src, i};
-    const tm_transposed turned = {read_run, &run, sizeof(float), p->shape[0], p->shape[1]};
-    for (uint64_t done = 0; done < n;) {
-        uint64_t take = tm_min_u64(n - done, x->room), bytes;
-        TM_ASSERT(tm_fmt_bytes(p->fmt, take, &bytes));
-        TM_TRY(tm_export_stopped(x->opts));
-        TM_TRY(p->op == TM_OP_TRANSPOSE ? tm_read_transposed(&turned, first + done, take, x->values)
-                                        : read_run(&run, first + done, take, x->values));
-        for (uint64_t e = 0; e < take && p->op == TM_OP_ADD_ONE; e++) x->values[e] += 1;
-        TM_TRY(tm_fmt_encode(p->fmt, x->values, take, x->narrow));
-        TM_TRY(tm_gguf_writer_data(x->w, x->narrow, bytes));
-        done += take;
+/* Rows of query and key heads: of each, row 2i + j is HF's row j * half + i. Elements [first, first + n), broken rows
+ * too. */
+static tm_status read_permuted(const source_run *run, uint64_t width, uint64_t d, uint64_t first, uint64_t n,
+                               float *dst) {
+    for (uint64_t done = 0, take; done < n; done += take) {
+        uint64_t row = (first + done) / width, in = (first + done) % width;
+        uint64_t from = row / d * d + row % d % 2 * (d / 2) + row % d / 2;
+        take = tm_min_u64(n - done, width - in);
+        TM_TRY(read_run(run, from * width + in, take, dst + done));
     }
     return TM_OK;
 }
 
+/* Elements [first, first + n) of source tensor i as GGUF orders and counts them. */
+static tm_status read_values(export *x, uint32_t i, const piece *p, uint64_t first, uint64_t n) {
+    const source_run run = {x->src, i};
+    const tm_transposed turned = {read_run, &run, sizeof(float), p->shape[0], p->shape[1]};
+    const tm_source_tensor *t = tm_source_tensor_get(x->src, i);
+    if (p->op == TM_OP_TRANSPOSE) return tm_read_transposed(&turned, first, n, x->values);
+    if ((p->op == TM_OP_Q || p->op == TM_OP_K) && (x->keys.arch->flags & TM_ARCH_PERMUTES))
+        return read_permuted(&run, t->elements / t->shape[0], x->keys.head_dim, first, n, x->values);
+    TM_TRY(read_run(&run, first, n, x->values));
+    for (uint64_t e = 0; e < n && p->op == TM_OP_ADD_ONE; e++) x->values[e] += 1;
+    return TM_OK;
+}
+
+/* Whose value it was that cannot be written. */
+static tm_status encode(export *x, const tm_source_tensor *t, const piece *p, uint64_t n, tm_lost *lost) {
+    tm_status rc = tm_encode_runs(p->fmt, x->values, n, x->narrow, lost);
+    if (rc == TM_OK) return TM_OK;
+    tm_error e = *tm_error_get();
+    tm_error_clear();
+    return tm_fail(rc, "%s: '%s': %.500s", t->file, t->name, e.text);
+}
+
 static tm_status copy_tensor(export *x, uint32_t i) {
     const tm_source_tensor *t = tm_source_tensor_get(x->src, i);
+    tm_lost lost = {0};
     piece p;
     if (left_out(x, t)) return TM_OK;
     TM_TRY(make_piece(x, t, &p));
-    if ((p.op == TM_OP_Q || p.op == TM_OP_K) && (x->keys.arch->flags & TM_ARCH_PERMUTES)) {
-        uint64_t width = t->elements / t->shape[0], d = x->keys.head_dim; /* row 2i + j is HF's row j * half + i */
-        for (uint64_t r = 0; r < t->shape[0]; r++)
-            TM_TRY(copy_run(x, i, &p, (r / d * d + r % d % 2 * (d / 2) + r % d / 2) * width, width));
-    } else
-        TM_TRY(copy_run(x, i, &p, 0, t->elements));
+    tm_wrote_tensor wrote = {.name = p.name, .type = tm_fmt_get(p.fmt)->name, .elements = t->elements};
+    for (uint64_t at = 0, take, bytes; at < t->elements; at += take) {
+        take = tm_min_u64(t->elements - at, x->room);
+        TM_ASSERT(tm_fmt_bytes(p.fmt, take, &bytes));
+        TM_TRY(tm_export_stopped(x->opts));
+        TM_TRY(read_values(x, i, &p, at, take));
+        TM_TRY(encode(x, t, &p, take, &lost));
+        TM_TRY(tm_gguf_writer_data(x->w, x->narrow, bytes));
+        wrote.bytes += bytes;
+    }
     tm_source_forget(x->src, i);
     x->done_bytes += t->bytes;
     if (x->opts->progress) x->opts->progress(x->opts->ctx, x->done_bytes, x->total_bytes);
+    wrote.power = lost.values;
+    wrote.error = tm_lost_error(&lost);
+    tm_export_wrote(x->opts, &wrote);
     return TM_OK;
 }
 
@@ -213,10 +228,12 @@ static tm_status read_keys(export *x) {
     return rc;
 }
 
-static tm_fmt main_fmt(const export *x) {
+/* What the file says that it is in: of the source's own types that of a matrix of the first block. */
+static const tm_written *main_type(const export *x) {
     char name[160];
     int64_t t = find_tensor(x, "blk.0.ffn_down.weight", name);
-    return !x->as_source ? x->dtype : t < 0 ? TM_FMT_F32 : tm_source_tensor_get(x->src, (uint32_t)t)->fmt;
+    if (x->opts->to) return x->opts->to;
+    return t < 0 ? NULL : tm_written_by_fmt(tm_source_tensor_get(x->src, (uint32_t)t)->fmt);
 }
 
 /* A transpose is read in as many ranges as it is wide for each bufferful. */
@@ -250,13 +267,13 @@ tm_status tm_export_gguf(const tm_source *src, const char *out, const tm_export_
                     tm_source_path(src)));
     x->src = src;
     x->opts = opts;
-    x->as_source = !opts->has_dtype;
-    x->dtype = opts->dtype;
+    if (opts->to && !opts->to->in_gguf)
+        TM_GO(tm_fail(TM_EINPUT, "%s: GGUF has no %s; name a folder as OUT for that", out, opts->to->name));
     TM_GO(read_keys(x));
     TM_GO(make_buffers(x));
     TM_GO(tm_gguf_writer_create(&x->w, out));
     base_name(tm_source_path(src), name, sizeof name);
-    put_keys(x->w, &x->keys, name, main_fmt(x));
+    put_keys(x->w, &x->keys, name, main_type(x));
     TM_GO(add_tensors(x)); /* first: it checks vocab_size, which sizes tables, against the file */
     TM_GO(tm_gguf_put_vocabulary(x->w, src, x->keys.vocab_size));
     TM_GO(tm_gguf_writer_start(x->w));

@@ -89,7 +89,7 @@ static tm_status make_piece(const lora_file *x, const peft_module *m, lora_piece
                        w->shape[0], rows);
     p->rank = peft_plain_rank(x->f, m);
     tm_fmt own = x->f->tensor[m->a].fmt;
-    p->fmt = x->opts->has_dtype ? x->opts->dtype : own == TM_FMT_BF16 || own == TM_FMT_F16 ? own : TM_FMT_F32;
+    p->fmt = x->opts->to ? x->opts->to->fmt : own == TM_FMT_BF16 || own == TM_FMT_F16 ? own : TM_FMT_F32;
     return TM_OK;
 }
 
@@ -174,9 +174,9 @@ static tm_status read_keys(lora_file *x) {
 
 static tm_status check_all(lora_file *x) {
     const tm_adapter_folder *f = x->f;
-    if (x->opts->has_dtype && x->opts->dtype != TM_FMT_F32 && x->opts->dtype != TM_FMT_BF16 &&
-        x->opts->dtype != TM_FMT_F16)
-        return tm_fail(TM_EINPUT, "an adapter is f32, bf16 or f16 in GGUF, not %s", tm_fmt_get(x->opts->dtype)->name);
+    if (x->opts->to && tm_fmt_get(x->opts->to->fmt)->block > 1)
+        return tm_fail(TM_EINPUT, "an adapter is f32, bf16 or f16 in GGUF, not %s; merge it with --merge-adapter",
+                       x->opts->to->name);
     TM_TRY(tm_adapter_folder_check(f, x->base));
     TM_TRY(check_tensors(x));
     TM_TRY(check_ends(x));

@@ -150,11 +150,12 @@ static tm_fmt own_dtype(const tm_adapter_folder *f) {
 tm_status peft_export_folder(const tm_adapter_folder *f, const tm_source *base, const char *dir,
                              const tm_export_opts *opts) {
     const tm_adapter_json_opts json = {.twice_the_rank = f->config->init == TM_ADAPTER_INIT_PISSA};
-    tm_fmt dtype = opts->has_dtype ? opts->dtype : own_dtype(f);
+    tm_fmt dtype = opts->to ? opts->to->fmt : own_dtype(f);
     tm_status rc;
     plain_folder p = {.f = f, .base = base};
-    if (dtype != TM_FMT_F32 && dtype != TM_FMT_BF16 && dtype != TM_FMT_F16)
-        return tm_fail(TM_EINPUT, "an adapter's folder holds f32, bf16 or f16, not %s", tm_fmt_get(dtype)->name);
+    if (tm_fmt_get(dtype)->block > 1)
+        return tm_fail(TM_EINPUT, "an adapter's folder holds f32, bf16 or f16, not %s; merge it with --merge-adapter",
+                       opts->to->name);
     p.index = tm_calloc(f->n, sizeof *p.index);
     p.values = tm_malloc(AT_ONCE * sizeof *p.values);
     rc = p.index && p.values ? TM_OK : tm_nomem(AT_ONCE * sizeof *p.values);

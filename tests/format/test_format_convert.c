@@ -19,10 +19,17 @@ static void every_type(void **state) {
         const char *dtype;
         tm_fmt matrix, output; /* of the file; rows of 64: whole blocks */
         float bound;           /* of the error, relative to the largest value of the tensor */
-    } cases[] = {{"f32", TM_FMT_F32, TM_FMT_F32, 0},         {"bf16", TM_FMT_BF16, TM_FMT_BF16, 0x1p-8f},
-                 {"f16", TM_FMT_F16, TM_FMT_F16, 0x1p-10f},  {"q8_0", TM_FMT_Q8_0, TM_FMT_Q8_0, 0.5f / 127 + 0x1p-10f},
-                 {"q4_0", TM_FMT_Q4_0, TM_FMT_Q8_0, 0.126f}, {"q4_1", TM_FMT_Q4_1, TM_FMT_Q8_0, 0.068f},
-                 {"q5_0", TM_FMT_Q5_0, TM_FMT_Q8_0, 0.063f}, {"q5_1", TM_FMT_Q5_1, TM_FMT_Q8_0, 0.034f}};
+    } cases[] = {{"f32", TM_FMT_F32, TM_FMT_F32, 0},
+                 {"bf16", TM_FMT_BF16, TM_FMT_BF16, 0x1p-8f},
+                 {"f16", TM_FMT_F16, TM_FMT_F16, 0x1p-10f},
+                 {"q8_0", TM_FMT_Q8_0, TM_FMT_Q8_0, 0.5f / 127 + 0x1p-10f},
+                 {"q4_0", TM_FMT_Q4_0, TM_FMT_Q8_0, 0.126f},
+                 {"q4_1", TM_FMT_Q4_1, TM_FMT_Q8_0, 0.068f},
+                 {"q5_0", TM_FMT_Q5_0, TM_FMT_Q8_0, 0.063f},
+                 {"q5_1", TM_FMT_Q5_1, TM_FMT_Q8_0, 0.034f},
+                 {"q4_k", TM_FMT_Q5_0, TM_FMT_Q8_0, 0.063f},
+                 {"q5_k_m", TM_FMT_Q5_1, TM_FMT_Q8_0, 0.063f},
+                 {"q6_k", TM_FMT_Q8_0, TM_FMT_Q8_0, 0.5f / 127 + 0x1p-10f}};
     for (size_t i = 0; i < TM_COUNT(cases); i++) {
         tm_gguf *g;
         char name[32];
@@ -340,8 +347,8 @@ static void failures_leave_nothing(void **state) {
     char good[1024]; /* longer-lived than the helper's strings */
     snprintf(good, sizeof good, "%s", fixture("arch_llama"));
     nothing_is_left(scratch("absent"), "f1", NULL, TM_EINPUT, "absent");
-    nothing_is_left(good, "f1", "q8_0", TM_EINPUT, "f32, bf16 or f16");
-    nothing_is_left(good, "f1.gguf", "q5_k", TM_EINPUT, "'q5_k'");
+    nothing_is_left(good, "f1", "q8_0", TM_EINPUT, "f32, bf16, f16");
+    nothing_is_left(good, "f1.gguf", "q3_k", TM_EINPUT, "'q3_k'");
     nothing_is_left(good, "no/such/place.gguf", NULL, TM_EINPUT, "place.gguf");
     OK(tm_make_dirs(scratch("full")));
     write_file(scratch("full/x"), "x", 1);

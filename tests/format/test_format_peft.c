@@ -588,7 +588,7 @@ static void test_bases_and_types(void **state) {
     assert_int_equal(tm_source_tensor_get(src, 0)->fmt, TM_FMT_BF16);
     tm_source_close(src);
     OK(export_as(scratch("lora"), scratch("lora-f16"), NULL, false, "f16"));
-    expect_error(export_as(scratch("lora"), scratch("no"), NULL, false, "q8_0"), TM_EINPUT, "not Q8_0");
+    expect_error(export_as(scratch("lora"), scratch("no"), NULL, false, "q8_0"), TM_EINPUT, "not q8_0");
     expect_error(export_as(scratch("bf16"), scratch("no"), NULL, true, NULL), TM_EINPUT, "nothing to merge");
     expect_error(export_as(scratch("lora"), scratch("bf16"), scratch("base.gguf"), true, NULL), TM_EINPUT,
                  "is there already");
