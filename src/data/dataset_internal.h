@@ -158,6 +158,7 @@ tm_status data_sharegpt_messages(const tm_json *line, tm_buf *out);
 /* A message, or a turn {"from", "value"} as one. */
 tm_status data_plain_messages(const tm_json *line, tm_buf *out); /* a conversation with foreign messages, as usual */
 /* Messages of from and value, of human or gpt, or with null for content. */
+bool data_said_by(const tm_json *message, const char *author); /* "assistant", ..: by any of its names */
 bool data_messages_foreign(const tm_json *messages);
 tm_status data_put_message(tm_json_writer *w, const tm_json *message);
 /* The alpaca columns without the answer: messages with commas between, after what is in `out`. */

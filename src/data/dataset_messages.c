@@ -173,6 +173,13 @@ static tm_status put_turn(tm_json_writer *w, const tm_json *turn) {
     return put_string(w, role, tm_json_get(turn, "value"), "\"value\" of a conversation turn");
 }
 
+bool data_said_by(const tm_json *message, const char *author) {
+    const tm_json *from = tm_json_get(message, "from"), *role = tm_json_get(message, "role");
+    const char *own = from ? sharegpt_role(from) : known_role(role);
+    if (tm_json_is(from, "function_call")) own = "assistant";
+    return own ? strcmp(own, author) == 0 : tm_json_is(role, author);
+}
+
 /* A message that says nothing: templates would print "None". One of calls has its say in them. */
 static bool is_silent(const tm_json *message) {
     const tm_json *content = tm_json_get(message, "content");

@@ -238,6 +238,21 @@ static tm_status read_prompt(data_prefer *p, const tm_json *line, const tm_json 
     return put_both(p, chosen, rejected);
 }
 
+/* Answers that are single messages are the assistant's, to someone else's turn (LLaMA-Factory's `ranking`, which drops others). */
+static tm_status check_turns(const tm_json *messages, const tm_json *chosen, const tm_json *rejected) {
+    const tm_json *last = is_list(messages) ? messages->child : NULL, *const answer[] = {chosen, rejected};
+    while (last && last->next) last = last->next;
+    for (size_t i = 0; i < TM_COUNT(answer); i++) {
+        if (answer[i]->type != TM_JSON_OBJECT || !last) continue;
+        if (data_said_by(last, "assistant") || data_said_by(last, "system"))
+            return tm_fail(TM_EINPUT, "the conversation before \"%s\" ends with no turn that it answers",
+                           answer[i]->key);
+        if (!data_said_by(answer[i], "assistant"))
+            return tm_fail(TM_EINPUT, "\"%s\" is no turn of the assistant's", answer[i]->key);
+    }
+    return TM_OK;
+}
+
 static tm_status read_pair(data_prefer *p, const tm_json *line) {
     const tm_json *chosen = given(line, "chosen"), *rejected = given(line, "rejected");
     const tm_json *response = given(line, "rejected_response"), *other = given(line, "rejected_messages");
@@ -255,6 +270,7 @@ static tm_status read_pair(data_prefer *p, const tm_json *line) {
         return tm_fail(TM_EINPUT, "no \"%s\"; a pair has \"chosen\" and \"rejected\"", chosen ? "rejected" : "chosen");
     if (given(line, "prompt")) return read_prompt(p, line, chosen, rejected);
     if (messages || has_columns(line)) {
+        if (messages) TM_TRY(check_turns(messages, chosen, rejected));
         TM_TRY(messages ? put_prompt(p, line, messages, SIZE_MAX) : put_columns(p, line));
         return put_both(p, chosen, rejected);
     }

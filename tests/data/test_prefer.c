@@ -156,6 +156,67 @@ static void test_older_pairs(void **state) {
                ANSWER("y"), ANSWER("n"));
 }
 
+static void check_bad(tm_rows rows, const char *line, const char *says) {
+    tm_dataset_opts opts = of_kind(rows);
+    tm_dataset *ds;
+    assert_int_equal(open_bytes(&ds, line, strlen(line), &opts), TM_EINPUT);
+    assert_null(ds);
+    if (!strstr(tm_error_get()->text, says)) fail_msg("%s: %s", line, tm_error_get()->text);
+    assert_non_null(strstr(tm_error_get()->text, "train.jsonl:1: "));
+    tm_error_clear();
+}
+
+/* What LLaMA-Factory's converters make of dataset_info.json's `ranking: true` (its data/converter.py): ShareGPT conversations of
+ * an odd number of turns with an answer each, alpaca columns with a history; a `system` column, or the first turn. */
+static void test_factory(void **state) {
+    (void)state;
+#define ASKED FROM("human", "1") ", " FROM("gpt", "2") ", " FROM("human", "3")
+#define BOTH(yes, no) "\"chosen\": " FROM("gpt", yes) ", \"rejected\": " FROM("gpt", no)
+    check_pair("{\"conversations\": [" ASKED "], " BOTH("y", "n") ", \"system\": \"s\", \"tools\": \"\"}",
+               SYSTEM("s") USER("1") TO_ANSWER ANSWER("2") USER("3") TO_ANSWER, ANSWER("y"), ANSWER("n"));
+    check_pair("{\"conversations\": [" FROM("system", "t") ", " ASKED "], " BOTH("y", "n") ", \"system\": \"s\"}",
+               SYSTEM("t") USER("1") TO_ANSWER ANSWER("2") USER("3") TO_ANSWER, ANSWER("y"), ANSWER("n"));
+    check_pair("{\"messages\": [" SAYS("user", "3") "], \"chosen\": " SAYS("assistant", "y") ", \"rejected\": " SAYS(
+                   "assistant", "n") "}",
+               USER("3") TO_ANSWER, ANSWER("y"), ANSWER("n"));
+    check_pair("{\"instruction\": \"3\", \"input\": \"\", \"history\": [[\"1\", \"2\"]], \"chosen\": \"y\", "
+               "\"rejected\": \"n\"}",
+               USER("1") TO_ANSWER ANSWER("2") USER("3") TO_ANSWER, ANSWER("y"), ANSWER("n"));
+    /* what it drops */
+    check_bad(TM_ROWS_PAIRS, "{\"conversations\": [" FROM("human", "1") ", " FROM("gpt", "2") "], " BOTH("y", "n") "}",
+              "\"chosen\" ends with no turn that it answers");
+    check_bad(TM_ROWS_PAIRS, "{\"conversations\": [" FROM("system", "1") "], " BOTH("y", "n") "}", "ends with no turn");
+    check_bad(TM_ROWS_PAIRS,
+              "{\"conversations\": [" ASKED
+              "], \"chosen\": " FROM("gpt", "y") ", \"rejected\": " FROM("human", "n") "}",
+              "\"rejected\" is no turn of the assistant's");
+    check_bad(TM_ROWS_PAIRS, "{\"conversations\": [" ASKED "], \"chosen\": {\"value\": \"y\"}, \"rejected\": {}}",
+              "\"chosen\" is no turn of the assistant's");
+    check_bad(TM_ROWS_LABELLED, "{\"conversations\": [], " BOTH("y", "n") "}", "no message before");
+}
+
+/* Turns of calls and of what they gave, where the template shows them: an answer may be a call. */
+static void test_factory_calls(void **state) {
+    static const char template[] =
+        "{% for m in messages %}{% if m.tool_calls %}<|im_start|>{{ m.role }}:{{ m.tool_calls[0].function.name }}"
+        "<|im_end|>{% else %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}";
+    tm_chat *of_the_others = chat;
+    (void)state;
+#define CALL "{\"from\": \"function_call\", \"value\": \"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": {}}\"}"
+    assert_int_equal(tm_chat_open(&chat, tokenizer, template, sizeof template - 1, "calls", NULL), TM_OK);
+    check_pair("{\"conversations\": [" FROM("human", "h") ", " CALL
+                                                          ", " FROM("observation", "7") "], " BOTH("y", "n") "}",
+               "<|im_start|>user:h<|im_end|><|im_start|>assistant:f<|im_end|><|im_start|>tool:7<|im_end|>"
+               "<|im_start|>assistant:",
+               "y<|im_end|>", "n<|im_end|>");
+    check_pair("{\"conversations\": [" FROM("human", "h") "], \"chosen\": " CALL
+                                                          ", \"rejected\": " FROM("gpt", "n") "}",
+               "<|im_start|>user:h<|im_end|><|im_start|>assistant:", "f<|im_end|>", "n<|im_end|>");
+    tm_chat_close(chat);
+    chat = of_the_others;
+}
+
 /* A template that is told of tools, and of what the line wants. */
 static void test_beside(void **state) {
     static const char template[] = "{% if tools %}{{ tools | tojson }}{% endif %}{{ mood }}{% for m in messages %}"
@@ -244,16 +305,6 @@ static void test_unpaired(void **state) {
 }
 
 /* ---- bad lines -------------------------------------------------------------------------------------------------- */
-
-static void check_bad(tm_rows rows, const char *line, const char *says) {
-    tm_dataset_opts opts = of_kind(rows);
-    tm_dataset *ds;
-    assert_int_equal(open_bytes(&ds, line, strlen(line), &opts), TM_EINPUT);
-    assert_null(ds);
-    if (!strstr(tm_error_get()->text, says)) fail_msg("%s: %s", line, tm_error_get()->text);
-    assert_non_null(strstr(tm_error_get()->text, "train.jsonl:1: "));
-    tm_error_clear();
-}
 
 static void test_bad_lines(void **state) {
     (void)state;
@@ -754,6 +805,8 @@ int main(void) {
         cmocka_unit_test_setup(test_message_pairs, clean_record),
         cmocka_unit_test_setup(test_rejected_response, clean_record),
         cmocka_unit_test_setup(test_older_pairs, clean_record),
+        cmocka_unit_test_setup(test_factory, clean_record),
+        cmocka_unit_test_setup(test_factory_calls, clean_record),
         cmocka_unit_test_setup(test_beside, clean_record),
         cmocka_unit_test_setup(test_labels_of_prompt, clean_record),
         cmocka_unit_test_setup(test_labelled, clean_record),
