@@ -22,12 +22,14 @@ typedef enum tm_preference_loss { /* of dpo */
                                   TM_LOSS_IPO,
                                   TM_LOSS_HINGE,
                                   TM_LOSS_SIGMOID_NORM,
-                                  TM_LOSS_APO_ZERO
+                                  TM_LOSS_APO_ZERO,
+                                  TM_LOSSES
 } tm_preference_loss;
 
 typedef struct tm_objective_spec {
     tm_objective_type type;
     tm_preference_loss loss;
+    double weight[TM_LOSSES]; /* of several of them, which are added up; all 0: `loss` alone */
     double beta;
     double label_smoothing;                      /* share of pairs that are believed to be the wrong way round */
     double rpo_alpha, cpo_alpha;                 /* what the chosen rows' own loss weighs beside the pairs' */

@@ -117,11 +117,12 @@ typedef bool shown_when(const tm_config *c, const schema_row *row);
 shown_when shown_always, shown_set, shown_nonzero, shown_eval, shown_columns, shown_thinking, shown_f16, shown_hf,
     shown_deepspeed, shown_argument;
 shown_when shown_option, shown_betas, shown_beta1, shown_rate, shown_bucket, shown_aio, shown_best, shown_tracked;
-shown_when shown_host_budget, shown_adapter, shown_quantized, shown_blocks, shown_objective, shown_other_than_sft;
+shown_when shown_losses, shown_host_budget, shown_adapter, shown_quantized, shown_blocks, shown_objective,
+    shown_other_than_sft;
 typedef void write_how(tm_json_writer *w, const tm_config *c, const schema_row *row);
 write_how write_schedule, write_files, write_columns, write_budget, write_every, write_best, write_metric,
     write_optimizer, write_eps, write_one;
-write_how write_adapter;
+write_how write_adapter, write_losses;
 
 /* ---- strategies (strategy.c) --------------------------------------------------------------------------------- */
 
@@ -237,6 +238,8 @@ tm_status config_resolve_adapter(cfg_state *s) TM_MUST_USE;   /* config_adapter.
 tm_status config_resolve_freezing(cfg_state *s) TM_MUST_USE;  /* config_freezing.c; after the adapter */
 tm_status config_resolve_batch(cfg_state *s) TM_MUST_USE;     /* config_batch.c */
 tm_status config_resolve_optimizer(cfg_state *s) TM_MUST_USE; /* config_optimizer.c */
+void config_resolve_losses(cfg_state *s); /* config_losses.c: loss_type and loss_weights; after rpo_alpha */
+bool config_has_loss(const tm_objective_spec *o, tm_preference_loss loss);
 bool config_objective_takes(const tm_objective_spec *o, const char *key); /* "beta" has an effect on it */
 const char *config_optimizer_type(const tm_config *c);                    /* as optimizer.type names it */
 tm_status config_resolve_schedule(cfg_state *s) TM_MUST_USE;              /* config_schedule.c; after the optimizer */

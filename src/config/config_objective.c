@@ -14,6 +14,7 @@ static const struct {
     unsigned types;
 } keys[] = {{"beta", PAIRS | ONLY(KTO)},
             {"loss_type", ONLY(DPO)},
+            {"loss_weights", ONLY(DPO)},
             {"label_smoothing", ONLY(DPO) | ONLY(SIMPO) | ONLY(CPO)},
             {"rpo_alpha", ONLY(DPO)},
             {"simpo_gamma", ONLY(SIMPO)},
@@ -23,7 +24,8 @@ static const struct {
             {"reference", ONLY(DPO) | ONLY(KTO)}};
 
 bool config_objective_takes(const tm_objective_spec *o, const char *key) {
-    bool smooth = o->type != TM_OBJECTIVE_DPO || o->loss == TM_LOSS_SIGMOID || o->loss == TM_LOSS_ROBUST;
+    bool smooth =
+        o->type != TM_OBJECTIVE_DPO || config_has_loss(o, TM_LOSS_SIGMOID) || config_has_loss(o, TM_LOSS_ROBUST);
     for (size_t i = 0; i < TM_COUNT(keys); i++)
         if (!strcmp(keys[i].key, key))
             return (keys[i].types >> o->type & 1) && (smooth || strcmp(key, "label_smoothing") != 0);
@@ -60,7 +62,7 @@ static void check_values(cfg_state *s) {
     const cfg_value *beta = cfg_given(s, SECTION "beta"), *smoothing = cfg_given(s, SECTION "label_smoothing");
     if (beta && o->beta == 0 && config_objective_takes(o, "beta"))
         cfg_wrong(s, beta, "\"%s\" 0: nothing would be learned; TRL's default is 0.1", beta->spelled);
-    if (smoothing && o->loss == TM_LOSS_ROBUST && o->label_smoothing >= 0.5)
+    if (smoothing && config_has_loss(o, TM_LOSS_ROBUST) && o->label_smoothing >= 0.5)
         cfg_wrong(s, smoothing, "\"%s\" 0.5 and loss_type robust: it divides by 1 - 2 label_smoothing",
                   smoothing->spelled);
 }
@@ -69,13 +71,13 @@ tm_status config_resolve_objective(cfg_state *s) {
     enum { GRPO = TM_OBJECTIVES };
     tm_config *c = &s->cfg->pub;
     int type = cfg_choice(s, SECTION "type");
-    const cfg_value *v = cfg_given(s, SECTION "type"), *loss = cfg_given(s, SECTION "loss_type");
+    const cfg_value *v = cfg_given(s, SECTION "type");
     if (type == GRPO) cfg_unsupported(s, v, "\"%s\" grpo is not in this version", v->spelled);
     c->objective = tm_objective_defaults(type == GRPO ? TM_OBJECTIVE_SFT : (tm_objective_type)type);
-    if (loss) c->objective.loss = (tm_preference_loss)cfg_choice(s, SECTION "loss_type");
     take(s, "beta", &c->objective.beta);
     take(s, "label_smoothing", &c->objective.label_smoothing);
     take(s, "rpo_alpha", &c->objective.rpo_alpha);
+    config_resolve_losses(s);
     take(s, "simpo_gamma", &c->objective.simpo_gamma);
     take(s, "cpo_alpha", &c->objective.cpo_alpha);
     take(s, "desirable_weight", &c->objective.desirable_weight);

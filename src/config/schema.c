@@ -137,9 +137,11 @@ const schema_row schema_rows[] = {
     OURS("objective.beta", T_NUM | T_NULL, "of preferences: how far the policy may move (0.1; simpo 2)", RANGE(0, 1e6),
          RESOLVED(DOUBLE, objective.beta), SHOWN(objective)),
     ALIAS("beta", K_OURS, "objective.beta"), ALIAS("pref_beta", K_OURS, "objective.beta"),
-    OURS("objective.loss_type", T_ENUM | T_NULL, "of dpo", ONE_OF("sigmoid|robust|ipo|hinge|sigmoid_norm|apo_zero"),
-         DEFAULT("sigmoid"), RESOLVED(ENUM, objective.loss), SHOWN(objective)),
+    OURS("objective.loss_type", T_ENUM | T_LIST | T_NULL, "of dpo; a list (TRL's) of several that are added up, sft among them",
+         ONE_OF("sigmoid|robust|ipo|hinge|sigmoid_norm|apo_zero"), DEFAULT("sigmoid"), SHOWN(objective), WRITTEN(losses)),
     ALIAS("loss_type", K_OURS, "objective.loss_type"), ALIAS("pref_loss", K_OURS, "objective.loss_type"),
+    OURS("objective.loss_weights", T_ANY, "of a list of losses: a weight each (1)", SHOWN(losses), WRITTEN(losses)),
+    ALIAS("loss_weights", K_OURS, "objective.loss_weights"),
     OURS("objective.label_smoothing", T_NUM | T_NULL,
          "share of pairs that may be the wrong way round: with sigmoid cDPO; of dpo (sigmoid, robust), simpo, cpo",
          DEFAULT("0"), RANGE(0, 0.5), RESOLVED(DOUBLE, objective.label_smoothing), SHOWN(objective)),
@@ -164,6 +166,8 @@ const schema_row schema_rows[] = {
     OURS("objective.reference", T_STR | T_NULL,
          "reference model of dpo and kto; default: the base without its adapter, or the weights that training begins with",
          RESOLVED(TEXT, reference), SHOWN(set), FREE),
+    REFUSED("ref_adapters", "a reference is a model as it lies: `tidemill export ADAPTER MERGED --merge-adapter`, and "
+            "objective.reference (ref_model) MERGED"),
     ALIAS("ref_model", K_OURS, "objective.reference"), ALIAS("ref_model_name_or_path", K_OURS, "objective.reference"),
     /* ---- what learns --------------------------------------------------------------------------------------------- */
     OURS("tuner_type", T_ENUM, "full: all parameters; else an adapter of that type", ONE_OF("full|lora|qlora|dora|rslora")),

@@ -85,7 +85,7 @@ const char *schema_expects(const schema_row *row, char *buf, size_t cap) {
     else if (row->types & T_STR)
         add(buf, cap, "a string");
     if (row->types & T_PAIR) add(buf, cap, "two numbers");
-    if (row->types & T_LIST) add(buf, cap, "a string or a list of strings");
+    if (row->types & T_LIST && !(row->types & T_ENUM)) add(buf, cap, "a string or a list of strings");
     if (row->types & T_OBJ) add(buf, cap, "an object");
     if (row->types & T_FILES) add(buf, cap, "a path, an object with one, or a list of these");
     if (row->types & T_NAMES) add(buf, cap, "an object of names, each with another name");
@@ -97,6 +97,7 @@ const char *schema_expects(const schema_row *row, char *buf, size_t cap) {
             snprintf(buf + n, cap - n, "%s%.*s", c == row->choices ? "" : ", ", (int)strcspn(c, "=|"), c);
         }
     }
+    if (row->types & T_LIST && row->types & T_ENUM) add(buf, cap, "a list of these");
     if (row->types & T_AUTO) add(buf, cap, "\"auto\"");
     return buf;
 }

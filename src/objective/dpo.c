@@ -8,7 +8,7 @@
  *     sigmoid_norm  -log s(beta (a/na - b/nb))
  *     apo_zero      1 - s(beta a) + s(beta b)                          D'Oosterlinck et al. 2024, arXiv:2408.06266
  *
- * `rpo_alpha` adds so much of the mean nll of the chosen completions (Pang et al. 2024, arXiv:2404.19733). */
+ * Several of them are added up by their weights (MPO, Wang et al. 2024, arXiv:2411.10442). `rpo_alpha` adds so much of the mean nll of the chosen completions (Pang et al. 2024, arXiv:2404.19733). */
 #include "objective/objective_internal.h"
 
 #include <math.h>
@@ -36,12 +36,13 @@ static pair_loss apo_zero(double beta, double a, double b) {
         .loss = 1 - up + down, .d_chosen = -beta * up * (1 - up), .d_rejected = beta * down * (1 - down)};
 }
 
-static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
+/* By one of the losses; what is reported is left out. */
+static pair_loss by(tm_preference_loss loss, const tm_objective_spec *spec, const pair_terms *t) {
     double a = t->chosen - t->reference_chosen, b = t->rejected - t->reference_rejected, beta = spec->beta;
     double na = t->chosen_tokens, nb = t->rejected_tokens;
-    bool means = spec->loss == TM_LOSS_IPO || spec->loss == TM_LOSS_SIGMOID_NORM;
+    bool means = loss == TM_LOSS_IPO || loss == TM_LOSS_SIGMOID_NORM;
     pair_loss l = {0};
-    switch (spec->loss) {
+    switch (loss) {
     case TM_LOSS_SIGMOID:
         l = objective_smoothed(beta, spec->label_smoothing, beta * (a - b));
         break;
@@ -60,9 +61,27 @@ static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
     case TM_LOSS_APO_ZERO:
         l = apo_zero(beta, a, b);
         break;
+    case TM_LOSSES:
+        break;
     }
     if (means) l.d_chosen /= na, l.d_rejected /= nb;
-    l.reward_chosen = beta * a, l.reward_rejected = beta * b;
+    return l;
+}
+
+static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
+    pair_loss l = {0};
+    bool several = false;
+    for (int i = 0; i < TM_LOSSES; i++) {
+        if (spec->weight[i] == 0) continue;
+        pair_loss one = by((tm_preference_loss)i, spec, t);
+        l.loss += spec->weight[i] * one.loss;
+        l.d_chosen += spec->weight[i] * one.d_chosen;
+        l.d_rejected += spec->weight[i] * one.d_rejected;
+        several = true;
+    }
+    if (!several) l = by(spec->loss, spec, t);
+    l.reward_chosen = spec->beta * (t->chosen - t->reference_chosen);
+    l.reward_rejected = spec->beta * (t->rejected - t->reference_rejected);
     l.logp_chosen = t->chosen, l.logp_rejected = t->rejected;
     return l;
 }

@@ -38,6 +38,12 @@ static const row rows[] = {
      {"\"objective\":{\"type\":\"dpo\",\"beta\":0.25,\"loss_type\":\"robust\",\"label_smoothing\":0.125,\"rpo_alpha\":"
       "0,"
       "\"reference\":\"r\"}"}},
+    {"\"rlhf_type\": \"dpo\", \"loss_type\": [\"hinge\", \"sft\", \"sigmoid\"], \"loss_weights\": [0.5, 2, 1], "
+     "\"ref_adapters\": []",
+     {"\"loss_type\":[\"sigmoid\",\"hinge\"],\"loss_weights\":[1,0.5],", "\"rpo_alpha\":2"}},
+    {"\"rlhf_type\": \"dpo\", \"loss_type\": [\"ipo\"]", {"\"loss_type\":\"ipo\",\"rpo_alpha\""}},
+    {"\"rlhf_type\": \"dpo\", \"loss_type\": [\"ipo\"], \"loss_weights\": [2]",
+     {"\"loss_type\":[\"ipo\"],\"loss_weights\":[2]"}},
     {"\"rlhf_type\": \"kto\", \"undesirable_weight\": 2",
      {"\"objective\":{\"type\":\"kto\",\"beta\":0.1,\"desirable_weight\":1,\"undesirable_weight\":2}"}},
     {"\"objective\": {\"type\": \"simpo\"}", {"\"objective\":{\"type\":\"simpo\",\"beta\":2,"}},

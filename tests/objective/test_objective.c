@@ -179,6 +179,26 @@ static void dpo(void **state) {
     tm_json_free(plain);
 }
 
+/* Several losses: their sum by weights, and so are the derivatives. */
+static void several(void **state) {
+    (void)state;
+    static const double weight[TM_LOSSES] = {
+        [TM_LOSS_SIGMOID] = 0.8, [TM_LOSS_IPO] = 0.25, [TM_LOSS_SIGMOID_NORM] = 2, [TM_LOSS_APO_ZERO] = 0.5};
+    tm_objective_spec spec = tm_objective_defaults(TM_OBJECTIVE_DPO), all = spec;
+    double loss = 0, d[6] = {0};
+    scene x;
+    for (int i = 0; i < TM_LOSSES; i++) {
+        spec.loss = (tm_preference_loss)i;
+        dpo_scene(&x);
+        loss += weight[i] * run(&x, &spec);
+        for (uint32_t r = 0; r < 6; r++) d[r] += weight[i] * slope(&x, r);
+    }
+    memcpy(all.weight, weight, sizeof weight);
+    dpo_scene(&x);
+    assert_near(run(&x, &all), loss, 1e-9);
+    for (uint32_t r = 0; r < 6; r++) assert_near(slope(&x, r), d[r], 1e-6);
+}
+
 /* The reference as a column instead of a lane: the same. */
 static void reference_column(void **state) {
     (void)state;
@@ -328,9 +348,13 @@ static void lanes(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dpo),  cmocka_unit_test(reference_column), cmocka_unit_test(simpo_and_orpo),
-        cmocka_unit_test(kto),  cmocka_unit_test(slopes),           cmocka_unit_test(sft),
-        cmocka_unit_test(lanes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(dpo),
+                                       cmocka_unit_test(several),
+                                       cmocka_unit_test(reference_column),
+                                       cmocka_unit_test(simpo_and_orpo),
+                                       cmocka_unit_test(kto),
+                                       cmocka_unit_test(slopes),
+                                       cmocka_unit_test(sft),
+                                       cmocka_unit_test(lanes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
