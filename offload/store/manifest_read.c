@@ -86,10 +86,22 @@ const char *commit_path(const tm_commit *c, unsigned i) {
     return path;
 }
 
+/* Why is known; that it was the manifest which named it, and what is left to do, is not. */
+static tm_status refuse_other(const tm_commit *c) {
+    const tm_error why = *tm_error_get();
+    tm_error_clear();
+    return tm_fail(TM_EINPUT,
+                   "%s (the manifest in %s names it for a part of the state); where that cannot be set right, --resume "
+                   "never starts over, another output_dir leaves it alone",
+                   why.text, commit_path(c, 0));
+}
+
 /* The first directory is the one we are in; the others are where they were, and have to be the claim's as well. */
 static tm_status open_others(tm_commit *c, unsigned n, const tm_io_claim *claim) {
     for (unsigned i = 1; i < n; i++) {
-        TM_TRY(tm_io_run_reopen(&c->run[i], commit_path(c, i), claim, true, LOCK_WAIT_MS));
+        tm_status rc = tm_io_run_reopen(&c->run[i], commit_path(c, i), claim, true, LOCK_WAIT_MS);
+        if (rc == TM_EINPUT) return refuse_other(c);
+        TM_TRY(rc);
         c->n_paths = i + 1;
     }
     return TM_OK;

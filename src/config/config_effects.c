@@ -11,12 +11,13 @@ static bool is_true(const cfg_state *s, const char *path) {
 
 /* What is about ranks, on one. Stage and strategy are said by their help: every DeepSpeed file has one. */
 static void on_one_rank(const cfg_state *s) {
-    static const char *const flags[] = {ZERO "overlap_comm", ZERO "zero_quantized_weights",
-                                        ZERO "zero_quantized_gradients"};
+    static const char *const flags[] = {ZERO "zero_quantized_weights", ZERO "zero_quantized_gradients"};
     static const char one[] = "there is one rank";
+    const cfg_value *overlap = cfg_given(s, ZERO "overlap_comm"); /* false changes something, too */
     if (s->cfg->pub.world_size > 1) return;
     for (size_t i = 0; i < TM_COUNT(flags); i++)
         if (is_true(s, flags[i])) cfg_no_effect(s, flags[i], one);
+    if (overlap && overlap->node->type == TM_JSON_BOOL) cfg_no_effect(s, ZERO "overlap_comm", one);
     if (cfg_integer(s, ZERO "mics_shard_size") > 0) cfg_no_effect(s, ZERO "mics_shard_size", one);
     if (cfg_integer(s, ZERO "zero_hpz_partition_size") > 1) cfg_no_effect(s, ZERO "zero_hpz_partition_size", one);
     if (cfg_chosen(s, "memory.shared_window", "on")) cfg_no_effect(s, "memory.shared_window", one);

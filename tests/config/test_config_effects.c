@@ -52,6 +52,10 @@ static const char one[] = "there is one rank";
 static const effect effects[] = {
     {1, Z("\"overlap_comm\": true"), "overlap_comm", one},
     {4, Z("\"overlap_comm\": true"), "overlap_comm", NULL},
+    {1, Z("\"overlap_comm\": false"), "overlap_comm", one},
+    {4, Z("\"overlap_comm\": false"), "overlap_comm", NULL},
+    {1, Z("\"overlap_comm\": \"auto\""), "overlap_comm", NULL},
+    {1, Z("\"stage\": 3, \"mics_shard_size\": -1"), "mics_shard_size", NULL},
     {1, Z("\"stage\": 3, \"mics_shard_size\": 2"), "mics_shard_size", one},
     {4, Z("\"stage\": 2, \"mics_shard_size\": 2"), "mics_shard_size", "only stage 3"},
     {4, Z("\"stage\": 3, \"mics_shard_size\": 2"), "mics_shard_size", NULL},

@@ -85,6 +85,7 @@ static void other_directories_are_asked(void **state) {
     claim.n_paths = 1;
     assert_int_equal(tm_commit_open(&c, run[0], &claim), TM_EINPUT);
     assert_non_null(strstr(tm_error_get()->text, "none of the configured offload paths"));
+    assert_non_null(strstr(tm_error_get()->text, "--resume never starts over"));
     tm_error_clear();
     claim.n_paths = 2;
     OK(tm_commit_open(&c, run[0], &claim));
@@ -97,6 +98,7 @@ static void other_directories_are_asked(void **state) {
     tm_io_run_close(taken);
     assert_int_equal(tm_commit_open(&c, run[0], &claim), TM_EINPUT);
     assert_non_null(strstr(tm_error_get()->text, "belongs to another run"));
+    assert_non_null(strstr(tm_error_get()->text, "--resume never starts over"));
     tm_error_clear();
     assert_true(tm_path_is_dir(run[1]));
 }
