@@ -1,5 +1,6 @@
 /* What a step's files take: on which path, for what, and whether there is room. */
 #include "comm/comm.h"
+#include "job/job.h"
 #include "planner/plan_internal.h"
 #include "planner/planner.h"
 
@@ -68,13 +69,14 @@ static const char *names(const planning *g, const job_opts *o, tm_kind kind, cha
     return buf;
 }
 
+/* `what`: which of them need `want`. */
 static tm_status refuse(const planning *g, const char *what, const char *where, uint64_t want, uint64_t have,
                         uint64_t with_one_slot) {
     char x[32], y[32], text[768];
     tm_plan_change change = {NULL, 0};
     if (g->s->cfg->memory.slots != 1 && with_one_slot <= have) change = (tm_plan_change){"memory.slots", 1};
-    snprintf(text, sizeof text, "the offload files%s need %s and %s is free%s%s", what,
-             tm_format_size(want, x, sizeof x), tm_format_size(have, y, sizeof y), *where ? " in " : "", where);
+    snprintf(text, sizeof text, "the offload files%s %s and %s is free%s%s", what, tm_format_size(want, x, sizeof x),
+             tm_format_size(have, y, sizeof y), *where ? " in " : "", where);
     return plan_refuse(g, "disk", change, text);
 }
 
@@ -94,10 +96,10 @@ static tm_status check_sets(const planning *g, const job_opts *o, uint32_t ranks
         const char *what;
         tm_kind kind;
         uint64_t bytes, with_one_slot;
-    } set[] = {{" of the parameters", TM_KIND_WEIGHT_HI,
+    } set[] = {{" of the parameters need", TM_KIND_WEIGHT_HI,
                 tm_store_kind_bytes(job->layout, TM_KIND_WEIGHT_HI, slots, job->opts.commits),
                 tm_store_kind_bytes(job->layout, TM_KIND_WEIGHT_HI, 1, job->opts.commits)},
-               {" of the optimizer state", TM_KIND_EXP_AVG, update_bytes(job, slots), update_bytes(job, 1)}};
+               {" of the optimizer state need", TM_KIND_EXP_AVG, update_bytes(job, slots), update_bytes(job, 1)}};
     for (size_t i = 0; i < TM_COUNT(set); i++) {
         uint64_t have = room_for(g, set[i].kind), want = set[i].bytes * ranks;
         if (have && want > have)
@@ -105,6 +107,29 @@ static tm_status check_sets(const planning *g, const job_opts *o, uint32_t ranks
                           set[i].with_one_slot * ranks);
     }
     return TM_OK;
+}
+
+/* What no plan can do with less: state that could all be in memory, were all memory there for it, has no file. */
+static uint64_t least_bytes(const planning *g, const job_opts *o, uint32_t slots) {
+    uint64_t bytes = tm_store_state_bytes(g->job->layout, slots, o->commits);
+    double held = ((double)o->host_bytes + (double)o->device_bytes) * (slots ? slots : 2);
+    return (double)bytes > held ? bytes - (uint64_t)held : 0;
+}
+
+/* What plans keep of activations in files is not known yet. */
+enum { SPILL_PART = 16 };
+
+tm_status plan_disk_least(const planning *g, const job_opts *o) {
+    uint64_t ranks = g->s->comm ? tm_comm_node_size(g->s->comm) : 1, have = room(g, o);
+    uint64_t want = least_bytes(g, o, g->s->cfg->memory.slots) * ranks;
+    uint64_t in_one = tm_store_state_bytes(g->job->layout, 1, o->commits) * ranks,
+             with_spill = in_one + in_one / SPILL_PART;
+    if (!have || want <= have) return TM_OK;
+    if (with_spill > have && least_bytes(g, o, 1) * ranks <= have)
+        return TM_OK; /* whether one slot is enough, its plan says */
+    g->out->disk_free_bytes = have;
+    g->out->disk_bytes = want;
+    return refuse(g, " need at least", "", want, have, with_spill);
 }
 
 tm_status plan_disk(const planning *g, const job_opts *o) {
@@ -116,6 +141,6 @@ tm_status plan_disk(const planning *g, const job_opts *o) {
         TM_TRY(check_sets(g, o, ranks));
     }
     if (!out->disk_free_bytes || out->disk_bytes <= out->disk_free_bytes) return TM_OK;
-    return refuse(g, "", "", out->disk_bytes, out->disk_free_bytes,
+    return refuse(g, " need", "", out->disk_bytes, out->disk_free_bytes,
                   job_disk_bytes(g->job, tm_plan_get_info(g->plans.step), 1) * ranks + frozen_own_bytes(g->job));
 }

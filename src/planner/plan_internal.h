@@ -50,6 +50,8 @@ tm_status plan_reference_seconds(planning *g, double *seconds);
 
 /* plan_disk.c: what the step's files take, path by path, and whether there is room. */
 tm_status plan_disk(const planning *g, const job_opts *o);
+/* Before anything is planned: TM_EBUDGET where no plan has room enough. */
+tm_status plan_disk_least(const planning *g, const job_opts *o);
 
 /* plan_gpus.c: GPUs of a hardware file; nothing where there are none. */
 /* Whether a GPU can run the update; else the CPU does, over state on the host. */

@@ -329,6 +329,7 @@ static tm_status plan_job(planning *g) {
     TM_GO(job_open(&g->job, &o));
     out->parameters = tm_model_parameters(g->job->model);
     out->learning = tm_model_learning_parameters(g->job->model);
+    TM_GO(plan_disk_least(g, &o));
     run_load load = run_step_load(s, tm_model_get_config(g->job->model));
     plan_lengths(g, &shape, &load);
     const job_costs_ask ask = {.shape = &shape,

@@ -341,6 +341,25 @@ static double cpu_seconds(void) {
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
+/* A model whose state alone is more than the disk has is refused before it is planned, which would take minutes. */
+static void test_state_is_larger_than_the_disk(void **state) {
+    (void)state;
+    static const struct { const char *disk, *said; } cases[] = {{"4TB", "larger machine"}, {"6TB", "memory.slots=1"}};
+    scene s = scene_open(shape_json(16384, 53248, 126, 128, 8, 128256), 1, 4096);
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        tm_json_doc *doc;
+        const char *err;
+        double before = cpu_seconds();
+        const tm_json *o = plan(&s, 2, imagined(&s, "64GiB", cases[i].disk, ""), NULL, &doc, &err);
+        double seconds = cpu_seconds() - before;
+        if (!strstr(err, "the offload files need at least 8.") || !strstr(err, cases[i].said)) fail_msg("%s", err);
+        assert_false(field(o, "fits", TM_JSON_BOOL)->boolean);
+        assert_true(count(o, "disk_bytes") > 8e12 && count(o, "disk_bytes") < 405e9 * 26);
+        tm_json_free(doc);
+        if (seconds > 5) fail_msg("refused after %.1f s of processor", seconds);
+    }
+}
+
 /* Of many micro-batches nothing is built where their plans alone are more than the budget: a million are refused as
  * fast as ten thousand, in little memory, with the number that fits; that many do fit, and one more does not. */
 static scene many(const char *budget, const char *update) {
@@ -470,6 +489,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_wear_by_path, run_clean),
         cmocka_unit_test_teardown(test_host_is_too_small, run_clean),
         cmocka_unit_test_teardown(test_disk_is_too_small, run_clean),
+        cmocka_unit_test_teardown(test_state_is_larger_than_the_disk, run_clean),
         cmocka_unit_test_teardown(test_batch_is_too_large, run_clean),
         cmocka_unit_test_teardown(test_device_is_too_small, run_clean),
         cmocka_unit_test_teardown(test_every_hardware_file, run_clean),
