@@ -90,7 +90,7 @@ static tm_status skip_comment(json_input *s, bool *found) {
     return TM_OK;
 }
 
-tm_status json_skip_blank(json_input *s, bool *more) {
+tm_status json_skip_blanks(json_input *s, bool *more) {
     for (;;) {
         if (s->pos == s->len) {
             TM_TRY(json_have(s, 1, more));
@@ -214,40 +214,61 @@ static bool are_plain(const char *p) {
     return !((w | (w - ones * 0x20) | (quote - ones) | (backslash - ones)) & high);
 }
 
-/* Length of the run of bytes that stand for themselves. */
-static size_t plain_run(const char *p, size_t n) {
-    size_t i = 0;
-    while (n - i >= 8 && are_plain(p + i)) i += 8;
-    while (i < n && p[i] != '"' && p[i] != '\\' && (signed char)p[i] >= 0x20) i++;
+/* Length of the run of bytes that stand for themselves: plain ones, and whole characters of several bytes. */
+static size_t own_run(const char *p, size_t n) {
+    size_t i = 0, wide = 0;
+    uint32_t c;
+    do {
+        i += wide;
+        while (n - i >= 8 && are_plain(p + i)) i += 8;
+        while (i < n && p[i] != '"' && p[i] != '\\' && (signed char)p[i] >= 0x20) i++;
+        wide = i < n && (signed char)p[i] < 0 ? base_utf8_decode(p + i, n - i, &c) : 0;
+    } while (wide);
     return i;
 }
 
-tm_status json_scan_string(json_input *s, tm_buf *token, size_t max_token) {
-    string_scan t = {.s = s, .token = token, .max = max_token};
-    TM_TRY(tm_buf_reserve(token, 0)); /* "" has a NUL too */
-    tm_buf_clear(token);
-    s->pos++;
+/* The rest of a string, of which `token` may have the beginning. */
+static tm_status scan_parts(string_scan *t) {
+    json_input *s = t->s;
     for (;;) {
         bool more;
         TM_TRY(json_have(s, 1, &more));
         if (!more) return json_fail(s, "the text ends inside a string");
         unsigned char c = (unsigned char)s->in[s->pos];
         if (c == '\\') {
-            TM_TRY(scan_escape(&t));
+            TM_TRY(scan_escape(t));
             continue;
         }
-        if (t.high) TM_TRY(drop_high(&t));
+        if (t->high) TM_TRY(drop_high(t));
         if (c == '"') break;
         if (c < 0x20) return json_fail(s, "control character 0x%02x in a string; write it as \\u%04x", c, c);
-        if (c >= 0x80) {
-            TM_TRY(scan_multibyte(&t));
-            continue;
-        }
-        size_t run = plain_run(s->in + s->pos, s->len - s->pos);
-        TM_TRY(put(&t, s->in + s->pos, run));
+        if (c >= 0x80) TM_TRY(scan_multibyte(t));
+        size_t run = own_run(s->in + s->pos, s->len - s->pos);
+        TM_TRY(put(t, s->in + s->pos, run));
         s->pos += run;
     }
     s->pos++;
+    return TM_OK;
+}
+
+tm_status json_scan_string(json_input *s, tm_buf *token, size_t max_token, bool where_it_is, const char **text,
+                           size_t *len) {
+    string_scan t = {.s = s, .token = token, .max = max_token};
+    s->pos++;
+    if (where_it_is) {
+        size_t run = own_run(s->in + s->pos, s->len - s->pos);
+        *text = s->in + s->pos;
+        *len = run;
+        if (run < s->len - s->pos && (*text)[run] == '"' && run <= max_token) {
+            s->pos += run + 1;
+            return TM_OK;
+        }
+    }
+    if (!token->data) TM_TRY(tm_buf_reserve(token, (size_t)tm_min_u64(s->len - s->pos, 4096)));
+    tm_buf_clear(token);
+    TM_TRY(scan_parts(&t));
+    *text = token->data;
+    *len = token->len;
     return TM_OK;
 }
 

@@ -10,15 +10,16 @@ typedef struct block {
 } block;
 
 struct tm_json_doc {
-    block *blocks;            /* the first one is being filled */
-    size_t total, max, first; /* first: bytes of the first block */
+    block *blocks; /* the one that is being filled, then those before; the last is `first` */
+    size_t total, max;
     tm_json *root;
+    block first; /* in one piece with the document: most need no other */
 };
 
 enum { FIRST_BLOCK = 2048, LARGEST_BLOCK = 1 << 20 };
 
 static tm_status add_block(tm_json_doc *doc, size_t need) {
-    size_t cap = doc->blocks ? (size_t)tm_min_u64(doc->blocks->cap * 2, LARGEST_BLOCK) : doc->first;
+    size_t cap = (size_t)tm_min_u64(doc->blocks->cap * 2, LARGEST_BLOCK);
     if (cap < need) cap = need;
     cap = (size_t)tm_min_u64(cap, doc->max - doc->total);
     if (cap < need) return tm_fail(TM_EINPUT, "JSON text needs more than %zu bytes as a tree", doc->max);
@@ -32,7 +33,7 @@ static tm_status add_block(tm_json_doc *doc, size_t need) {
 
 static tm_status arena_alloc(tm_json_doc *doc, size_t bytes, void **out) {
     bytes = (size_t)tm_round_up(bytes, 8);
-    if (!doc->blocks || doc->blocks->cap - doc->blocks->used < bytes) TM_TRY(add_block(doc, bytes));
+    if (doc->blocks->cap - doc->blocks->used < bytes) TM_TRY(add_block(doc, bytes));
     *out = doc->blocks->bytes + doc->blocks->used;
     doc->blocks->used += bytes;
     return TM_OK;
@@ -41,7 +42,8 @@ static tm_status arena_alloc(tm_json_doc *doc, size_t bytes, void **out) {
 static tm_status arena_text(tm_json_doc *doc, const tm_json_event *event, const char **out) {
     void *p;
     TM_TRY(arena_alloc(doc, event->len + 1, &p));
-    memcpy(p, event->text, event->len + 1);
+    memcpy(p, event->text, event->len);
+    ((char *)p)[event->len] = 0;
     *out = p;
     return TM_OK;
 }
@@ -121,21 +123,25 @@ static tm_status build(tm_json_doc *doc, tm_json_reader *r) {
     return TM_OK;
 }
 
+static tm_status begin_doc(tm_json_doc **out, size_t len, size_t max_bytes) {
+    size_t max = max_bytes ? max_bytes : (size_t)(64 * TM_MIB);
+    size_t cap = (size_t)tm_min_u64(tm_min_u64(FIRST_BLOCK + 2 * (uint64_t)len, LARGEST_BLOCK), max);
+    tm_json_doc *doc = tm_malloc(sizeof *doc + cap);
+    *out = doc;
+    if (!doc) return tm_nomem(sizeof *doc + cap);
+    *doc = (tm_json_doc){.blocks = &doc->first, .total = cap, .max = max, .first.cap = cap};
+    return TM_OK;
+}
+
 tm_status tm_json_parse(tm_json_doc **out, const char *text, size_t len, const char *name, unsigned flags,
                         size_t max_bytes) {
+    tm_json_reader r;
+    tm_json_doc *doc;
     *out = NULL;
-    tm_mem_source source = {.data = text, .len = len};
-    tm_json_reader *r = NULL;
-    tm_json_doc *doc = tm_calloc(1, sizeof *doc);
-    if (!doc) return tm_nomem(sizeof *doc);
-    doc->max = max_bytes ? max_bytes : (size_t)(64 * TM_MIB);
-    doc->first = (size_t)tm_min_u64(FIRST_BLOCK + 2 * (uint64_t)len, LARGEST_BLOCK);
-    flags &= ~(unsigned)TM_JSON_LINES;
-    tm_status rc;
-    TM_GO(tm_json_reader_open(&r, tm_mem_source_read, &source, name, flags, doc->max));
-    TM_GO(build(doc, r));
-done:
-    tm_json_reader_close(r);
+    TM_TRY(begin_doc(&doc, len, max_bytes));
+    json_reader_begin(&r, text, len, name, flags & ~(unsigned)TM_JSON_LINES, doc->max);
+    tm_status rc = build(doc, &r);
+    json_reader_end(&r);
     if (rc != TM_OK) {
         tm_json_free(doc);
         return rc;
@@ -150,7 +156,7 @@ const tm_json *tm_json_root(const tm_json_doc *doc) {
 
 void tm_json_free(tm_json_doc *doc) {
     if (!doc) return;
-    for (block *b = doc->blocks, *next; b; b = next) {
+    for (block *b = doc->blocks, *next; b != &doc->first; b = next) {
         next = b->next;
         tm_free(b);
     }

@@ -280,10 +280,13 @@ static void every_allocation_of_the_tree_may_fail(void **state) {
     TEST_SKIP("this build makes no failures (TIDEMILL_FAULTS)");
 #endif
     uint64_t live = tm_mem_live_bytes();
-    char text[8000];
+    /* a string that has to be decoded and is longer than others, more keys than are kept in a list, many nodes */
+    static const char front[] = "[{\"a\":1,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1,\"i\":1,\"k\":\"\\n";
+    char text[16000];
     memset(text, 'a', sizeof text);
-    memcpy(text, "[{\"k\": \"", 8);
-    memcpy(text + sizeof text - 3, "\"}]", 3);
+    memcpy(text, front, sizeof front - 1);
+    memcpy(text + 8000, "\"}", 2);
+    for (size_t at = 8002; at < sizeof text; at += 2) memcpy(text + at, at + 2 < sizeof text ? ",1" : " ]", 2);
     tm_status rc = TM_ENOMEM;
     int i;
     for (i = 1; rc != TM_OK; i++) {

@@ -1,5 +1,6 @@
 /* Any bytes as JSON, under any flags. What must hold:
  *   - from memory and in small pieces, the reader gives the same events and the same failure;
+ *   - the tree has the reader's texts, and accepts what the reader does;
  *   - what the tree accepts, the writer writes, and that text has the same tree;
  *   - nothing stays allocated. */
 #include "fuzz.h"
@@ -31,6 +32,51 @@ static uint64_t events_hash(tm_read_fn read, const char *text, size_t len, unsig
     tm_error_clear();
     return hash;
 }
+
+/* ---- the reader's texts and the tree's ----------------------------------------------------------------------------- */
+
+static uint64_t add_text(uint64_t hash, const char *text, size_t len) {
+    return tm_hash64(text, len + 1, hash); /* with its NUL */
+}
+
+static uint64_t texts_of_tree(const tm_json *node, uint64_t hash) {
+    if (node->key) hash = add_text(hash, node->key, node->key_len);
+    if (node->text) hash = add_text(hash, node->text, node->len);
+    for (const tm_json *m = node->child; m; m = m->next) hash = texts_of_tree(m, hash);
+    return hash;
+}
+
+static tm_status texts_of_reader(const char *text, size_t len, unsigned flags, uint64_t *hash) {
+    tm_mem_source source = {.data = text, .len = len};
+    tm_json_reader *r = NULL;
+    tm_json_event e = {0};
+    tm_status rc = tm_json_reader_open(&r, read_seven, &source, "f", flags, 0);
+    for (*hash = 0; rc == TM_OK && e.type != TM_JSON_EOF;) {
+        rc = tm_json_next(r, &e);
+        if (rc == TM_OK && e.text) *hash = add_text(*hash, e.text, e.len);
+    }
+    tm_json_reader_close(r);
+    return rc;
+}
+
+static void compare_tree(const char *text, size_t len, unsigned flags) {
+    tm_json_doc *doc;
+    uint64_t hash;
+    char why[sizeof tm_error_get()->text] = "";
+    tm_status rc = texts_of_reader(text, len, flags & ~(unsigned)TM_JSON_LINES, &hash);
+    if (rc != TM_OK) snprintf(why, sizeof why, "%s", tm_error_get()->text);
+    tm_error_clear();
+    CHECK(tm_json_parse(&doc, text, len, "f", flags, 0) == rc);
+    if (rc == TM_OK) {
+        CHECK(texts_of_tree(tm_json_root(doc), 0) == hash);
+        tm_json_free(doc);
+    } else {
+        CHECK(strcmp(why, tm_error_get()->text) == 0);
+        tm_error_clear();
+    }
+}
+
+/* ---- what was written ---------------------------------------------------------------------------------------------- */
 
 static tm_buf written(const tm_json_doc *doc, int indent, bool ascii) {
     tm_buf out = {0};
@@ -64,6 +110,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char *text = malloc(size);
     memcpy(text, data, size);
     CHECK(events_hash(tm_mem_source_read, text, size, flags) == events_hash(read_seven, text, size, flags));
+    compare_tree(text, size, flags);
     round_trip(text, size, flags);
     free(text);
     fuzz_end();
