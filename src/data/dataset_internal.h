@@ -16,7 +16,9 @@ typedef struct data_row {
     uint32_t n_tokens;
     uint32_t n_labels;  /* learned tokens other than the first, which nothing predicts */
     uint32_t prompt;    /* tokens before the completion; plain rows: 0 */
-    uint32_t desirable; /* of labelled rows: 1 or 0 */
+    uint16_t desirable; /* of labelled rows: 1 or 0 */
+    uint16_t
+        second; /* 1: of the record that the row before is of, too; both are samples, which a split does not part */
 } data_row;
 
 enum { DATA_BLOCK_ROWS = 1 << 16 }; /* the index grows by blocks, so that growing never copies */

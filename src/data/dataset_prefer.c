@@ -175,10 +175,12 @@ tm_status data_prefer_store(data_scan *s, uint64_t number) {
     s->ds->counts.identical += are_identical(e);
     if (pair) return store_sample(s, number, e->ids.id, e->answer, n);
     size_t begin = 0;
+    uint64_t first = s->ds->store.n_rows;
     for (unsigned i = 0; i < n; i++) {
         TM_TRY(store_sample(s, number, e->ids.id + begin, &e->answer[i], 1));
         begin += e->answer[i].n;
     }
+    if (s->ds->store.n_rows == first + 2) data_store_at(&s->ds->store, first + 1)->second = 1;
     return TM_OK;
 }
 

@@ -11,8 +11,10 @@ typedef struct selection {
     const uint64_t *end; /* [n_groups] samples scanned up to the end of each */
     uint64_t *wanted;    /* [n_groups] by an epoch, held out ones included */
     uint64_t *kept;      /* [n_groups] distinct samples */
-    uint64_t distinct;   /* of all groups, before any is held out */
+    uint64_t distinct;   /* of all groups, before any is held out; two of a record are one */
     uint64_t held;       /* of them */
+    uint64_t chosen;     /* of them, so far */
+    bool took, is_held;  /* the sample before */
     uint64_t out;        /* samples in the new index */
 } selection;
 
@@ -32,21 +34,46 @@ static uint64_t wanted_of(const selection *s, uint32_t g) {
     return tm_max_u64((uint64_t)(n + 0.5), 1);
 }
 
-static tm_status count_held(selection *s) {
-    double share = s->opts->held_out;
-    for (uint32_t g = 0; g < s->files->n_groups; g++) s->distinct += distinct_of(s, g);
-    if (share == 0) return TM_OK;
-    s->held = tm_max_u64((uint64_t)((share < 1 ? share * (double)s->distinct : share) + 0.5), 1);
-    if (s->held < s->distinct) return TM_OK;
-    return tm_fail(TM_EINPUT, "%s: to hold out %" PRIu64 " of its %" PRIu64 " samples leaves none to train on",
-                   s->files->name, s->held, s->distinct);
-}
-
 /* Is number x of n among the first m of their order by `what`? */
 static bool is_among(const selection *s, const char *what, uint32_t g, uint64_t n, uint64_t m, uint64_t x) {
     uint64_t key = tm_hash64(what, 9, s->opts->seed + g);
     if (m >= n) return true;
     return data_permuted(key, data_half_bits(n), n, 0, x) < m;
+}
+
+/* Is it taken along with the sample before, of whose record it is? */
+static bool goes_along(const selection *s, uint64_t sample) {
+    return s->took && data_store_get(&s->ds->store, sample * s->ds->rows_each)->second;
+}
+
+static bool is_taken(const selection *s, uint32_t g, uint64_t i) {
+    return is_among(s, "data.take", g, size_of(s, g), distinct_of(s, g), i);
+}
+
+static uint64_t count_along(selection *s) {
+    uint64_t n = 0;
+    for (uint32_t g = 0; g < s->files->n_groups && s->ds->kind == TM_ROWS_LABELLED; g++)
+        for (uint64_t i = 0; i < size_of(s, g); i++) {
+            bool taken = is_taken(s, g, i);
+            n += taken && goes_along(s, s->end[g] - size_of(s, g) + i);
+            s->took = taken;
+        }
+    s->took = false;
+    return n;
+}
+
+static tm_status count_held(selection *s) {
+    double share = s->opts->held_out;
+    for (uint32_t g = 0; g < s->files->n_groups; g++) s->distinct += distinct_of(s, g);
+    if (share == 0) return TM_OK;
+    uint64_t samples = s->distinct;
+    s->held = tm_max_u64((uint64_t)((share < 1 ? share * (double)samples : share) + 0.5), 1);
+    s->distinct -= count_along(s);
+    if (s->distinct < samples)
+        s->held = tm_max_u64((uint64_t)((double)s->held * (double)s->distinct / (double)samples + 0.5), 1);
+    if (s->held < s->distinct) return TM_OK;
+    return tm_fail(TM_EINPUT, "%s: to hold out %" PRIu64 " of its %" PRIu64 " samples leaves none to train on",
+                   s->files->name, s->held, s->distinct);
 }
 
 static void keep(selection *s, uint64_t sample) {
@@ -58,14 +85,16 @@ static void keep(selection *s, uint64_t sample) {
     s->ds->fingerprint = tm_hash64(&sample, sizeof sample, s->ds->fingerprint);
 }
 
-/* `chosen` counts the distinct samples of all groups. */
-static void thin(selection *s, uint32_t g, uint64_t *chosen) {
+static void thin(selection *s, uint32_t g) {
     uint64_t n = size_of(s, g), first = s->end[g] - n, before = s->out;
     for (uint64_t i = 0; i < n; i++) {
-        if (!is_among(s, "data.take", g, n, distinct_of(s, g), i)) continue;
-        bool held = s->held && is_among(s, "data.held", 0, s->distinct, s->held, *chosen);
-        ++*chosen;
-        if (held == s->opts->is_held_out) keep(s, first + i);
+        bool taken = is_taken(s, g, i);
+        if (taken && !goes_along(s, first + i)) {
+            s->is_held = s->held && is_among(s, "data.held", 0, s->distinct, s->held, s->chosen);
+            s->chosen++;
+        }
+        if (taken && s->is_held == s->opts->is_held_out) keep(s, first + i);
+        s->took = taken;
     }
     s->kept[g] = s->out - before;
 }
@@ -108,10 +137,10 @@ static bool is_all(const selection *s) {
 }
 
 static tm_status apply(selection *s) {
-    uint64_t chosen = 0, first = 0;
+    uint64_t first = 0;
     TM_TRY(count_held(s));
     TM_TRY(data_store_expand(&s->ds->store));
-    for (uint32_t g = 0; g < s->files->n_groups; g++) thin(s, g, &chosen);
+    for (uint32_t g = 0; g < s->files->n_groups; g++) thin(s, g);
     data_store_truncate(&s->ds->store, s->out * s->ds->rows_each);
     for (uint32_t g = 0; g < s->files->n_groups && !s->opts->is_held_out; g++) {
         TM_TRY(repeat(s, g, first));

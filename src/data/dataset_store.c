@@ -55,7 +55,7 @@ static tm_status add_block(data_store *s, uint64_t rows, bool runs) {
 
 static bool are_runs(const data_store *s, const data_row *row) {
     for (size_t i = 0; i < DATA_BLOCK_ROWS; i++) {
-        bool small = row[i].n_tokens <= UINT16_MAX && !row[i].prompt && !row[i].desirable;
+        bool small = row[i].n_tokens <= UINT16_MAX && !row[i].prompt && !row[i].desirable && !row[i].second;
         bool last = i + 1 == DATA_BLOCK_ROWS;
         if (!small || (!last && row[i].place + data_row_bytes(s->id_bytes, row[i].n_tokens) != row[i + 1].place))
             return false;

@@ -314,6 +314,46 @@ static void test_held_out_of_repeated(void **state) {
     tm_dataset_close(ds);
 }
 
+/* KTO makes two samples of a pair: "a" to "r" are pairs, "s" to "z" have a label. */
+static world pairs_and_labels(tm_buf *text) {
+    for (int i = 0; i < LETTERS; i++)
+        assert_int_equal(tm_buf_printf(text,
+                                       i < 18 ? "{\"prompt\": \"%c\", \"chosen\": \"y\", \"rejected\": \"n\"}\n"
+                                              : "{\"prompt\": \"%c\", \"completion\": \"y\", \"label\": true}\n",
+                                       'a' + i),
+                         TM_OK);
+    return (world){.name = {"1.jsonl"}, .text = {text->data}, .n = 1};
+}
+
+static void check_pairs(double weight, double held_out, unsigned kinds_held) {
+    unsigned of[2][LETTERS], kinds = 0;
+    tm_buf text = {0};
+    world w = pairs_and_labels(&text);
+    const tm_data_group group = {.n_files = 1, .weight = weight};
+    for (int held = 0; held < 2; held++) {
+        tm_dataset *ds;
+        tm_dataset_opts opts = {.seed = 7, .held_out = held_out, .is_held_out = held, .rows = TM_ROWS_LABELLED};
+        if (open_all(&ds, &w, &group, 1, &opts) != TM_OK) fail_msg("%s", tm_error_get()->text);
+        count(letters_of(ds), of[held]);
+        tm_dataset_close(ds);
+    }
+    for (int i = 0; i < LETTERS; i++) {
+        assert_true(!of[0][i] || !of[1][i]);
+        if (weight == 1) assert_int_equal(of[0][i] + of[1][i], i < 18 ? 2 : 1);
+        kinds += of[1][i] > 0;
+    }
+    if (kinds_held) assert_int_equal(kinds, kinds_held);
+    tm_buf_free(&text);
+}
+
+static void halves_of_a_pair_are_on_one_side(void **state) {
+    (void)state;
+    check_pairs(1, .25, 7); /* 11 of 44 samples: 6.5 of 26 records */
+    check_pairs(1, 1, 1);
+    check_pairs(1, 30, 18);
+    check_pairs(.5, .5, 0); /* of some pairs one half is taken */
+}
+
 /* ---- columns -------------------------------------------------------------------------------------------------------- */
 
 static void test_columns(void **state) {
@@ -360,6 +400,7 @@ int main(void) {
         cmocka_unit_test(test_more_than_there_are),
         cmocka_unit_test(test_held_out),
         cmocka_unit_test(test_held_out_of_repeated),
+        cmocka_unit_test(halves_of_a_pair_are_on_one_side),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_many),
         cmocka_unit_test(test_columns),
