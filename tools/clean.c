@@ -1,7 +1,7 @@
-/* tidemill clean: what dead runs left below an offload path. */
+/* tidemill clean: what dead runs left below an offload path, and of their data. */
 #include "io/file/file.h"
-#include "io/run/run.h"
 #include "offload/store/store.h"
+#include "tools/clean_internal.h"
 #include "tools/tools.h"
 
 #include <fcntl.h>
@@ -12,26 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* OLD: of a version before keys, so that nothing proves whose it is. */
-typedef enum leftover_state { LEFT_DEAD, LEFT_COMMIT, LEFT_ALIVE, LEFT_OLD } leftover_state;
 static const char *const state_names[] = {"dead", "commit", "in use", "old"};
-
-typedef struct leftover {
-    char path[4096];
-    leftover_state state;
-    bool base; /* not state: a model in four bits that a run has made for itself */
-    tm_io_owner owner;
-    uint64_t bytes;
-    double age_seconds;
-    int64_t step; /* LEFT_COMMIT: of it, -1 if its manifest is elsewhere or damaged */
-    char output[1024];
-} leftover;
-
-typedef struct survey {
-    leftover *found;
-    size_t n;
-    const char *path;
-} survey;
+static const char *const kind_names[] = {"run", "base", "tokens", "reference"};
 
 static tm_status weigh_file(void *ctx, const char *name, bool is_dir) {
     leftover *l = ctx;
@@ -123,23 +105,30 @@ static tm_status look(leftover *l) {
         l->state = LEFT_ALIVE;
     else if (l->owner.keyless)
         l->state = LEFT_OLD;
-    else if (l->base)
+    else if (l->kind == HOLDS_BASE)
         return look_for_run(l);
     else if (holds_commit(l))
         read_commit(l);
     return TM_OK;
 }
 
-static tm_status add(survey *s, const char *path) {
+leftover *clean_place(survey *s) {
     leftover *grown = tm_realloc(s->found, (s->n + 1) * sizeof *grown);
-    if (!grown) return tm_nomem((s->n + 1) * sizeof *grown);
+    if (!grown) return NULL;
     s->found = grown;
-    grown[s->n] = (leftover){.state = LEFT_DEAD, .base = is_base_name(name_of(path))};
-    snprintf(grown[s->n].path, sizeof grown[s->n].path, "%s", path);
-    tm_status rc = look(&grown[s->n]);
+    grown[s->n] = (leftover){.state = LEFT_DEAD};
+    return &grown[s->n];
+}
+
+static tm_status add(survey *s, const char *path) {
+    leftover *l = clean_place(s);
+    if (!l) return tm_nomem((s->n + 1) * sizeof *l);
+    if (is_base_name(name_of(path))) l->kind = HOLDS_BASE;
+    snprintf(l->path, sizeof l->path, "%s", path);
+    tm_status rc = look(l);
     if (rc != TM_OK && !tm_path_is_dir(path) && path != s->path) return tm_error_clear(), TM_OK; /* gone meanwhile */
     TM_TRY(rc);
-    const tm_io_owner *o = &grown[s->n].owner;
+    const tm_io_owner *o = &l->owner;
     if (o->is_run && (*o->key || o->keyless)) s->n++; /* what has no owner of ours is not ours, whatever its name */
     return TM_OK;
 }
@@ -156,7 +145,8 @@ static tm_status interval(void *ctx, const char *name, bool is_dir) {
 
 static tm_status find_all(survey *s) {
     if (is_run_name(name_of(s->path)) || is_base_name(name_of(s->path))) return add(s, s->path);
-    return tm_list_dir(s->path, interval, s);
+    TM_TRY(tm_list_dir(s->path, interval, s));
+    return clean_find_data(s);
 }
 
 static const char *age_text(double s, char *buf, size_t cap) {
@@ -177,11 +167,15 @@ static void print_table(const survey *s) {
         printf("%s: no run directories\n", s->path);
         return;
     }
-    printf("%-8s %12s %10s %8s  %s\n", "state", "size", "age", "pid", "directory");
+    printf("%-8s %12s %10s %8s  %s\n", "state", "size", "age", "pid", "path");
     for (size_t i = 0; i < s->n; i++) {
         const leftover *l = &s->found[i];
         *what = 0;
-        if (l->base)
+        if (l->kind >= HOLDS_TOKENS)
+            snprintf(what, sizeof what, "  (%s%s)",
+                     l->kind == HOLDS_TOKENS ? "tokenised data" : "log-probabilities of a reference model",
+                     l->state == LEFT_COMMIT ? ", for a run that can go on" : "");
+        else if (l->kind == HOLDS_BASE)
             snprintf(what, sizeof what, "  (a base in four bits of %.1000s%s)", l->owner.of,
                      l->state == LEFT_COMMIT ? ", which can be resumed" : "");
         else if (l->state == LEFT_COMMIT && l->step >= 0)
@@ -204,7 +198,7 @@ static tm_status print_survey_json(const survey *s, const bool *removed) {
         tm_jw_object(&w);
         tm_jw_field_str(&w, "path", l->path);
         tm_jw_field_str(&w, "state", state_names[l->state]);
-        tm_jw_field_str(&w, "holds", l->base ? "base" : "run");
+        tm_jw_field_str(&w, "holds", kind_names[l->kind]);
         tm_jw_field_uint(&w, "bytes", l->bytes);
         tm_jw_field_double(&w, "age_seconds", l->age_seconds);
         tm_jw_field_int(&w, "pid", l->owner.pid);
@@ -232,7 +226,7 @@ static bool asked(const survey *s, bool all) {
     for (size_t i = 0; i < s->n; i++)
         if (goes(&s->found[i], all)) n++, bytes += s->found[i].bytes;
     if (n == 0 || !isatty(0)) return false;
-    fprintf(stderr, "remove %zu %s, %s? [y/N] ", n, n == 1 ? "directory" : "directories",
+    fprintf(stderr, "remove %zu %s, %s? [y/N] ", n, n == 1 ? "path" : "paths",
             tm_format_size(bytes, size, sizeof size));
     return fgets(answer, sizeof answer, stdin) && (*answer == 'y' || *answer == 'Y');
 }
@@ -243,7 +237,8 @@ static tm_status remove_one(const leftover *l, bool all, bool *removed) {
     tm_io_run *run;
     tm_io_owner now;
     const tm_io_claim claim = {.key = l->owner.key};
-    if (l->base) return tm_io_shared_remove(l->path, l->owner.key, 0, removed);
+    if (l->kind >= HOLDS_TOKENS) return clean_remove_data(l, all, removed);
+    if (l->kind == HOLDS_BASE) return tm_io_shared_remove(l->path, l->owner.key, 0, removed);
     tm_status rc = tm_io_run_reopen(&run, l->path, l->state == LEFT_OLD ? NULL : &claim, true, 0);
     if (rc == TM_OK && !all && holds_commit(l)) {
         tm_io_run_close(run);
@@ -297,11 +292,11 @@ int tm_cmd_clean(int argc, char **argv) {
         .usage = "clean PATH [--yes] [--all] [--json]",
         .about =
             "Lists the run directories below an offload path (or one of them), and the bases in four bits that runs "
-            "have "
-            "made there: in use, holding a commit that can be resumed or needed by such a run, or left by a dead run; "
-            "removes the last on --yes or when told so. What has no `owner` file of a run is not listed and never "
-            "touched, nor are files that no run makes.",
-        .example = "tidemill clean /nvme/offload\ntidemill clean /nvme/offload --yes",
+            "have made there; of an OUTPUT_DIR its tokenised data and what lies in tidemill-cache beside it: in use, "
+            "holding a commit that can be resumed or needed by such a run, or left by a dead run; removes the last on "
+            "--yes or when told so. What has no `owner` file of a run, or lies where no run was, is not listed and "
+            "never touched, nor are files that no run makes.",
+        .example = "tidemill clean /nvme/offload\ntidemill clean /nvme/offload --yes\ntidemill clean OUTPUT_DIR",
         TM_CLI_OPTIONS(opts),
         TM_CLI_WORDS(path, 1, 1),
     };

@@ -157,7 +157,7 @@ static tm_status lock_output(trainer *t) {
     struct stat st;
     trainer_found f = {.folder = lstat(path, &st) == 0};
     note_above(&f, path);
-    TM_TRY(tm_lock_dir(&t->out.lock, path, never ? 0 : STILL_DYING_MS));
+    TM_TRY(tm_lock_dir(&t->out.lock, path, never ? LOOKED_AT_MS : STILL_DYING_MS));
     if (snprintf(f.path, sizeof f.path, "%s", path) >= (int)sizeof f.path) *f.path = 0;
     f.run_json = lstat(trainer_path(t, "run.json"), &st) == 0; /* a link that leads nowhere is there as well */
     f.log = lstat(trainer_path(t, "log.jsonl"), &st) == 0;

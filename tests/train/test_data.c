@@ -241,6 +241,52 @@ static void damaged_tokens_are_made_again(void **state) {
     run_free(&r);
 }
 
+/* ---- clean -------------------------------------------------------------------------------------------------------- */
+
+static void cleaned(const char *path, const char *option, const char *says) {
+    run_result r = run((run_opts){0}, "clean", path, "--yes", option, NULL);
+    if (r.status != 0 || !strstr(r.out, says)) fail_msg("clean %s: %d: %s%s", path, r.status, r.out, r.err);
+    run_free(&r);
+}
+
+/* Of a run that goes on they stay, unless that is said; while a process has the folder all stays. */
+static void clean_knows_whose_tokens_are_of_use(void **state) {
+    (void)state;
+    static const char *const left[] = {".tokens-4711-0", ".tmp-0123456789abcdef-.tokens-train-0123456789abcdef",
+                                       ".tmp-0123456789abcdef-.tokens-4711-1"};
+    static const char *const theirs[] = {".tokens-notes", ".tokens-train-0123", ".tmp-0123456789abcdef-thesis",
+                                         ".tokens-eval-0123456789abcdefx"};
+    const char *dir = run_dir(), *config = large_job(dir), *output = run_path(dir, "out");
+    run_result r = interrupted(config, output);
+    const char *more = run_format("max_steps=%ld", committed(&r) + 2);
+    run_free(&r);
+    for (size_t i = 0; i < TM_COUNT(left); i++) run_write(run_path(output, left[i]), "x");
+    for (size_t i = 0; i < TM_COUNT(theirs); i++) run_write(run_path(output, theirs[i]), "x");
+    tm_dir_lock *lock;
+    RUN_EXPECT_STATUS(tm_lock_dir(&lock, output, 0));
+    cleaned(output, "--all", "in use");
+    tm_unlock_dir(lock);
+    for (size_t i = 0; i < TM_COUNT(left); i++) assert_true(tm_path_exists(run_path(output, left[i])));
+    struct stat st;
+    char size[32];
+    assert_int_equal(stat(tokens_in(output), &st), 0);
+    cleaned(output, NULL, "(tokenised data, for a run that can go on)");
+    for (size_t i = 0; i < TM_COUNT(left); i++) assert_false(tm_path_exists(run_path(output, left[i])));
+    assert_non_null(tokens_in(output));
+    const char *said = tm_format_size((uint64_t)st.st_blocks * 512, size, sizeof size);
+    cleaned(output, "--all", run_format("removed %s, %s", tokens_in(output), said));
+    for (size_t i = 0; i < TM_COUNT(theirs); i++) run_remove(run_path(output, theirs[i]));
+    assert_null(tokens_in(output));
+    r = run((run_opts){0}, "train", config, "--set", more, NULL);
+    RUN_OK(&r);
+    assert_null(strstr(r.err, "which is used")); /* it goes on, and has read the data again */
+    run_free(&r);
+    run_write(run_path(output, ".tokens-train-0123456789abcdef"), "x");
+    run_write(run_path(output, "run.json"), "{\"status\": \"finished\"}"); /* no run's of ours */
+    cleaned(output, "--all", "no run directories");
+    assert_non_null(tokens_in(output));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(counts_are_of_the_files, run_clean),
@@ -251,6 +297,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_folder_with_nothing_to_read, run_clean),
         cmocka_unit_test_teardown(tokens_are_kept_for_the_next_start, run_clean),
         cmocka_unit_test_teardown(damaged_tokens_are_made_again, run_clean),
+        cmocka_unit_test_teardown(clean_knows_whose_tokens_are_of_use, run_clean),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

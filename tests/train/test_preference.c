@@ -1,6 +1,7 @@
 /* Preference objectives end to end: losses, metrics and gradients of the fixtures; the reference as lanes and as values made
  * before step 1; the same bits whatever the budget, a kill or the number of micro-batches' order of memory. */
 #include "adapted.h"
+#include "io/file/file.h"
 #include "tests/support/skip.h"
 
 #include <glob.h>
@@ -385,6 +386,42 @@ static void test_kept(void **state) {
     tm_json_free(s.doc);
 }
 
+static void clean(const char *path, const char *option, const char *says) {
+    run_result r = run((run_opts){0}, "clean", path, "--yes", option, NULL);
+    if (r.status != 0 || !strstr(r.out, says)) fail_msg("clean %s: %d: %s%s", path, r.status, r.out, r.err);
+    run_free(&r);
+}
+
+/* What is kept goes when no run beside it is alive or can go on. */
+static void test_clean(void **state) {
+    scene s = open_scene("pref_dpo");
+    (void)state;
+    write_step(&s, "pref_policy", "\"type\": \"dpo\"", "\"logging_steps\": 1");
+    (void)train(&s, "out", SETS("memory.update=U"));
+    const char *cache = run_path(s.dir, "tidemill-cache"), *out = run_path(s.dir, "out");
+    const char *theirs = run_path(cache, "reference-0123456789abcdef");
+    const char *begun = run_path(cache, ".tmp-0123456789abcdef-reference-0123456789abcdef");
+    const char *other = run_path(s.dir, "other");
+    run_write(theirs, "what somebody else calls so");
+    run_write(begun, "x");
+    RUN_EXPECT_STATUS(tm_make_dirs(other));
+    run_write(run_path(other, "run.json"), "{\"status\": \"running\", \"key\": \"0123456789abcdef0123456789abcdef\"}");
+    tm_dir_lock *lock;
+    RUN_EXPECT_STATUS(tm_lock_dir(&lock, out, 0));
+    clean(cache, "--all", "in use");
+    assert_int_equal(run_entries(cache), 3);
+    tm_unlock_dir(lock);
+    clean(out, NULL, "(log-probabilities of a reference model, for a run that can go on)"); /* of the other one */
+    assert_false(tm_path_exists(begun));
+    assert_int_equal(run_entries(cache), 2);
+    run_remove(other);
+    clean(cache, NULL, "removed");
+    assert_int_equal(run_entries(cache), 1);
+    assert_true(tm_path_exists(theirs));
+    clean(s.dir, "--all", "no run directories");
+    tm_json_free(s.doc);
+}
+
 /* A base in 4 bits is another reference than the folder that it was made of. */
 static void test_quantised_reference(void **state) {
     scene s = open_scene("pref_dpo");
@@ -459,10 +496,16 @@ static void test_refused(void **state) {
 
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden),   cmocka_unit_test(test_metrics),
-                                       cmocka_unit_test(test_variants), cmocka_unit_test(test_micro_batches),
-                                       cmocka_unit_test(test_lanes),    cmocka_unit_test(test_one_hash),
-                                       cmocka_unit_test(test_kept),     cmocka_unit_test(test_quantised_reference),
-                                       cmocka_unit_test(test_refused),  cmocka_unit_test(test_same_objective)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden),
+                                       cmocka_unit_test(test_metrics),
+                                       cmocka_unit_test(test_variants),
+                                       cmocka_unit_test(test_micro_batches),
+                                       cmocka_unit_test(test_lanes),
+                                       cmocka_unit_test(test_one_hash),
+                                       cmocka_unit_test(test_kept),
+                                       cmocka_unit_test(test_clean),
+                                       cmocka_unit_test(test_quantised_reference),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_same_objective)};
     return cmocka_run_group_tests(tests, NULL, run_clean);
 }
