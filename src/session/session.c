@@ -136,13 +136,28 @@ static tm_status open_set(session *s, const data_opts *o, bool eval) {
                                   s->comm ? s->ranks.ranks : 1);
 }
 
+/* Does this rank see the OUTPUT_DIR that the first one writes to? */
+static bool sees_output(const session *s) {
+    char path[4096];
+    int n = snprintf(path, sizeof path, "%s/run.json", s->cfg->output_dir);
+    return n > 0 && (size_t)n < sizeof path && tm_path_exists(path);
+}
+
+/* Tokens that do not fit memory are made once: the other ranks wait for the first one, and open its file. */
+static tm_status open_in_turn(session *s, const data_opts *o, bool eval) {
+    if (!s->comm || s->imagined || o->lengths_only) return open_set(s, o, eval);
+    bool waits = !session_is_rank0(s) && sees_output(s);
+    TM_TRY(session_agree(s, waits ? TM_OK : open_set(s, o, eval)));
+    return waits ? open_set(s, o, eval) : TM_OK;
+}
+
 static tm_status open_data(session *s, const tm_model_config *model, bool lengths_only) {
     const tm_config *c = s->cfg;
     for (int eval = 0; eval < (c->data.eval ? 2 : 1); eval++) {
         data_opts o = dataset_opts(s, model, eval);
         o.lengths_only = lengths_only;
         o.most_bytes = lengths_only ? PLAN_READS : 0;
-        TM_TRY(open_set(s, &o, eval));
+        TM_TRY(open_in_turn(s, &o, eval));
         data_file *f = eval ? s->eval : s->train;
         if (!s->args->quiet)
             say_counts(eval && c->data.split > 0 ? "held out" : data_name(f), tm_dataset_get_counts(data_set(f)));
