@@ -7,6 +7,7 @@
 
 int bench_attention(int argc, char **argv);
 int bench_decode(int argc, char **argv);
+int bench_json(int argc, char **argv);
 int bench_kernels(int argc, char **argv);
 
 #endif

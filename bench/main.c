@@ -4,6 +4,7 @@
 static const tm_command benches[] = {
     {"attention", bench_attention, "causal attention by length"},
     {"decode", bench_decode, "stored types to what is computed with"},
+    {"json", bench_json, "a data file to records, and these to trees"},
     {"kernels", bench_kernels, "each kernel on a device, beside its memory and its products"},
 };
 

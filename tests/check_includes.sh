@@ -42,7 +42,7 @@ train            reference planner session step job objective config model data 
 train/resume     train session step job objective config model data comm offload/plan offload/store optim io io/file io/run adapter
 infer            reference planner comm session step job objective config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file adapter
 tools            *
-bench            tools format device kernels io/file
+bench            tools data format device kernels io/file
 examples         *
 tests            *
 '

@@ -80,7 +80,17 @@ static void decode(void **state) {
     tm_json_free(doc);
 }
 
+static void json(void **state) {
+    (void)state;
+    tm_json_doc *doc = output("tidemill-bench json --json " TM_TEST_FIXTURES "/../../examples/skill/train.jsonl");
+    const tm_json *root = tm_json_root(doc);
+    assert_true(number(root, "records") > 100 && number(root, "bytes") > 10000);
+    assert_true(number(root, "cut_seconds") > 0 && number(root, "tree_seconds") > number(root, "cut_seconds"));
+    tm_json_free(doc);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(gemm), cmocka_unit_test(attention), cmocka_unit_test(decode)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(gemm), cmocka_unit_test(attention), cmocka_unit_test(decode),
+                                       cmocka_unit_test(json)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
