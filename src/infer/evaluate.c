@@ -13,13 +13,19 @@ static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns 
     return TM_OK;
 }
 
+/* What positions are scaled for: as in training, or for the rows that there are. */
+static uint32_t positions(const evaluation *e, const job_shape *shape) {
+    return e->args->config ? e->cfg.data.seq_len : shape->seq;
+}
+
 /* A reference that is no lane: asked first, its weights are gone before the model's are there. */
-static tm_status ask_reference(evaluation *e) {
+static tm_status ask_reference(evaluation *e, const job_shape *shape) {
     tm_adapter_folder *none = NULL;
     tm_tier_args tiers = e->tiers;
     if (!session_reference_column(&e->cfg)) return TM_OK;
     job_opts o = session_reference_options(&e->s);
     o.device = NULL, o.device_bytes = 0;
+    o.positions = positions(e, shape);
     tiers.adapter = tiers.offload_path = NULL;
     TM_TRY(forward_opts(&o, &tiers, &none));
     TM_TRY(reference_open(&e->reference, &e->s));
@@ -34,7 +40,7 @@ static tm_status open_job(evaluation *e, const job_shape *shape) {
                   .objective = &e->cfg.objective,
                   .reference_column = column,
                   .other_bytes = tm_dataset_memory_bytes(data_set(e->s.eval)),
-                  .positions = shape->seq,
+                  .positions = positions(e, shape),
                   .packed = tm_dataset_has_documents(data_set(e->s.eval))};
     if (column) o.other_bytes += session_reference_bytes(&e->s);
     TM_TRY(forward_opts(&o, &e->tiers, &e->s.saved));
@@ -64,7 +70,7 @@ static tm_status measure(evaluation *e, tm_eval_result *out) {
     tm_dataset *ds = data_set(e->s.eval);
     job_shape shape = session_eval_shape(&e->s);
     uint64_t steps = tm_dataset_steps_per_epoch(ds);
-    TM_TRY(ask_reference(e));
+    TM_TRY(ask_reference(e, &shape));
     TM_TRY(open_job(e, &shape));
     pass_opts way = {.shape = shape, .loss = true};
     planner_choice c;

@@ -6,9 +6,16 @@
 
 #include <math.h>
 
-/* A completion that is certain has no odds; so little is left of it in any case. */
+/* A completion that is certain has no odds; so little is left of it in any case, and that does not change with a. */
+static const double LEAST = 1e-12;
+
 static double rest_of(double a) {
-    return fmax(-expm1(a), 1e-12);
+    return fmax(-expm1(a), LEAST);
+}
+
+/* d times the derivative of a - log(rest of a), 1 / (1 - e^a). */
+static double through(double d, double a) {
+    return rest_of(a) > LEAST ? d / rest_of(a) : d;
 }
 
 static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
@@ -16,8 +23,8 @@ static pair_loss pair(const tm_objective_spec *spec, const pair_terms *t) {
     double a = t->chosen / na, b = t->rejected / nb;
     double odds = (a - b) - (log(rest_of(a)) - log(rest_of(b))), d = -spec->beta * objective_sigmoid(-odds);
     return (pair_loss){.loss = -spec->beta * objective_log_sigmoid(odds),
-                       .d_chosen = d / rest_of(a) / na,
-                       .d_rejected = -d / rest_of(b) / nb,
+                       .d_chosen = through(d, a) / na,
+                       .d_rejected = through(-d, b) / nb,
                        .reward_chosen = spec->beta * a,
                        .reward_rejected = spec->beta * b,
                        .logp_chosen = a,

@@ -240,6 +240,20 @@ static void simpo_and_orpo(void **state) {
     pairs_without("pref_orpo", TM_OBJECTIVE_ORPO, "or_losses", 1);
 }
 
+/* Answers that are certain: nothing that follows from them is beyond all bounds. */
+static void orpo_of_certain_answers(void **state) {
+    (void)state;
+    tm_objective_spec spec = tm_objective_defaults(TM_OBJECTIVE_ORPO);
+    for (int which = 1; which <= 3; which++) {
+        scene x = {.s = {.samples = 1, .scale = 1}};
+        lane *l = &x.lane[TM_LANE_POLICY];
+        for (int r = 0; r < 2; r++) l->tokens[r] = 5, l->logp[r] = which >> r & 1 ? 0 : -3;
+        set_lane(&x, TM_LANE_POLICY, 2);
+        assert_true(isfinite(run(&x, &spec)));
+        for (uint32_t r = 0; r < 2; r++) assert_true(fabs(slope(&x, r)) < 2);
+    }
+}
+
 static void kto(void **state) {
     (void)state;
     static const char *const logps[TM_LANES] = {"policy_logps", "policy_kl_logps", "ref_logps", "ref_kl_logps"};
@@ -350,6 +364,7 @@ static void lanes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(dpo),
                                        cmocka_unit_test(several),
+                                       cmocka_unit_test(orpo_of_certain_answers),
                                        cmocka_unit_test(reference_column),
                                        cmocka_unit_test(simpo_and_orpo),
                                        cmocka_unit_test(kto),
