@@ -1,8 +1,10 @@
 /* A reference that is asked before step 1: `plan` and a refusal know what it needs; how many micro-batches go through it
  * together changes no bit of what it says; whose weights are read. */
 #include "run.h"
+#include "tests/support/skip.h"
 
 #include <glob.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -164,6 +166,28 @@ static void together(const char *type) {
     free(many);
 }
 
+/* Killed while it is asked: nothing is kept, and the same command asks again. */
+static void test_killed(void **state) {
+    (void)state;
+#ifndef TIDEMILL_FAULTS
+    TEST_SKIP("a build without fault points");
+#endif
+    scene s = open_scene("kto", ", \"adapter\": {\"r\": 2}");
+    size_t len, n;
+    const char *env[] = {"TIDEMILL_FAULT=kill_op:30:now:once", NULL};
+    char *want = asked(&s, "about 8", &len, SETS(s.wide_set));
+    run_remove(s.out);
+    run_result r = run((run_opts){.env = env}, "train", s.config, "--set", s.wide_set, "--set",
+                       run_format("output_dir=%s", s.out), NULL);
+    if (r.status != 128 + SIGKILL || !strstr(r.err, "about 8") || strstr(r.err, "plan: "))
+        fail_msg("exit status %d: %s", r.status, r.err);
+    run_free(&r);
+    assert_int_equal(run_entries(run_path(s.dir, "tidemill-cache")), 0);
+    char *got = asked(&s, "about 8", &n, SETS(s.wide_set));
+    same("killed", want, len, got, n);
+    free(want);
+}
+
 static void test_together(void **state) {
     (void)state;
     together("dpo");
@@ -175,6 +199,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_room, run_clean),
         cmocka_unit_test_teardown(test_own_room, run_clean),
         cmocka_unit_test_teardown(test_together, run_clean),
+        cmocka_unit_test_teardown(test_killed, run_clean),
     };
     return cmocka_run_group_tests_name("reference", tests, NULL, NULL);
 }
