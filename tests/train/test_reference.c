@@ -21,9 +21,9 @@ static const char *wide_model(const char *dir) {
     const char *bare = run_path(dir, "bare"), *wide = run_path(dir, "wide");
     if (mkdir(bare, 0700) != 0) fail_msg("%s cannot be made", bare);
     run_write(run_path(bare, "config.json"),
-              "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 768,\n"
-              " \"intermediate_size\": 3072, \"num_hidden_layers\": 1, \"num_attention_heads\": 12,\n"
-              " \"num_key_value_heads\": 12, \"vocab_size\": 512, \"max_position_embeddings\": 256,\n"
+              "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 448,\n"
+              " \"intermediate_size\": 1792, \"num_hidden_layers\": 1, \"num_attention_heads\": 7,\n"
+              " \"num_key_value_heads\": 7, \"vocab_size\": 512, \"max_position_embeddings\": 256,\n"
               " \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\",\n"
               " \"tie_word_embeddings\": true, \"initializer_range\": 0.02}\n");
     run_result r = run((run_opts){0}, "convert", bare, wide, "--init", "random", NULL);
