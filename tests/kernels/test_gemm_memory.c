@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { VOCABULARY = 2048, MOST_ROWS = 512, THREADS = 2, TIMES = 2 };
+enum { VOCABULARY = 2048, LEAST_ROWS = 64, MOST_ROWS = 512, THREADS = 2, TIMES = 2 };
 
 /* What src/model asks for. Gate and up are one product, or, where they are large, each has half of the columns. */
 typedef struct widths {
@@ -169,12 +169,20 @@ static unsigned check_way(const way *w) {
     return !ok;
 }
 
+/* Portable C takes ten minutes for many rows: the same products run before each count as well. */
+static unsigned most_rows(void) {
+    const char *isa = getenv("TIDEMILL_ISA");
+    if (!isa || strcmp(isa, "ref") != 0) return MOST_ROWS;
+    TEST_SKIP_PART("%d rows: not with TIDEMILL_ISA=ref", MOST_ROWS);
+    return LEAST_ROWS;
+}
+
 static void check(const char *gemm) {
     static const widths models[] = {{576, 1536, false}, {1152, 6912, true}}; /* SmolLM2-135M, Gemma-3-1B */
-    unsigned wrong = 0;
+    unsigned wrong = 0, most = most_rows();
     for (size_t i = 0; i < TM_COUNT(models); i++)
         for (int t = 0; t < 3; t++)
-            for (unsigned rows = 64; rows <= MOST_ROWS; rows *= 8)
+            for (unsigned rows = LEAST_ROWS; rows <= most; rows *= 8)
                 if (i == 0 || t == TM_ELEM_BF16) wrong += check_way(&(way){gemm, (tm_elem)t, rows, models[i]});
     assert_int_equal(wrong, 0);
 }
