@@ -1,8 +1,6 @@
 /* tidemill plan: a reference that is asked before step 1, by a job of its own. */
 #include "planner/plan_internal.h"
 
-#include <math.h>
-
 static tm_status start(const planning *g, const job_shape *shape, uint32_t most, run_reference *r) {
     const job_opts o = plan_limits(g, session_reference_options(g->s));
     return run_reference_start(g->s, &o, shape, most, r);

@@ -4,6 +4,7 @@
 #include "tests/support/skip.h"
 
 #include <glob.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,6 +167,38 @@ static void together(const char *type) {
     free(many);
 }
 
+/* A policy that does not move is its own reference: each row meets its own value in every epoch and evaluation, whatever is drawn
+ * of the files, in what order, and as however many micro-batches. */
+static void unmoved(const char *type, double loss, const char *const *sets) {
+    const char *dir = run_dir(), *config = run_path(dir, "config.json"), *out = run_path(dir, "out");
+    run_write(config,
+              run_format("{\"model\": \"" TINY "\", \"objective\": {\"type\": \"%s\"}, \"precision\": \"fp32\",\n"
+                         " \"data\": {\"train\": [{\"path\": \"%s\", \"weight\": 1.5}, \"%s#5\"], \"seq_len\": 72},\n"
+                         " \"split_dataset_ratio\": 0.2, \"num_train_epochs\": 2.3, \"learning_rate\": 0,\n"
+                         " \"per_device_train_batch_size\": 2, \"gradient_accumulation_steps\": 3}\n",
+                         type, some_pairs(dir, "a.jsonl", 13), some_pairs(dir, "b.jsonl", 9)));
+    const char *all[24] = {"train", config, "--quiet", "--set", run_format("output_dir=%s", out)};
+    for (size_t n = 5, k = 0; sets[k]; k++) all[n++] = "--set", all[n++] = sets[k];
+    run_result r = run_argv(&(run_opts){0}, all);
+    RUN_OK(&r);
+    run_free(&r);
+    unsigned seen = 0;
+    char *text = run_read(run_path(out, "log.jsonl"), NULL);
+    for (char *at = text; (at = strstr(at, "\"loss\": ")); seen++) {
+        double is = strtod(at += strlen("\"loss\": "), NULL);
+        if (!(fabs(is - loss) < 5e-6)) fail_msg("%s: a loss of %.9g, not %.9g", type, is, loss);
+    }
+    free(text);
+    assert_true(seen > 5);
+}
+
+static void test_unmoved(void **state) {
+    (void)state;
+    unmoved("dpo", M_LN2, SETS("data.shuffle=true"));
+    unmoved("dpo", M_LN2, SETS("group_by_length=true", "per_device_eval_batch_size=1"));
+    unmoved("kto", 0.5, SETS("group_by_length=true", "per_device_eval_batch_size=3"));
+}
+
 /* Killed while it is asked: nothing is kept, and the same command asks again. */
 static void test_killed(void **state) {
     (void)state;
@@ -196,9 +229,8 @@ static void test_together(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_room, run_clean),
-        cmocka_unit_test_teardown(test_own_room, run_clean),
-        cmocka_unit_test_teardown(test_together, run_clean),
+        cmocka_unit_test_teardown(test_room, run_clean),     cmocka_unit_test_teardown(test_own_room, run_clean),
+        cmocka_unit_test_teardown(test_together, run_clean), cmocka_unit_test_teardown(test_unmoved, run_clean),
         cmocka_unit_test_teardown(test_killed, run_clean),
     };
     return cmocka_run_group_tests_name("reference", tests, NULL, NULL);
