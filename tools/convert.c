@@ -19,10 +19,10 @@ int tm_cmd_convert(int argc, char **argv) {
     uint64_t host_budget = UINT64_MAX, shard = 0;
     int64_t seed = -1;
     const tm_opt opts[] = {
-        TM_OPTION(
-            "dtype", TM_OPT_STRING, &dtype, "TYPE",
-            "f32, bf16, f16, and to GGUF q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0; default: f32 to a folder, the "
-            "source's to GGUF"),
+        TM_OPTION("dtype", TM_OPT_STRING, &dtype, "TYPE",
+                  "f32, bf16, f16; to GGUF q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0; to a folder nf4, int8, "
+                  "int4; default: "
+                  "f32 to a folder, the source's to GGUF"),
         TM_OPTION("base", TM_OPT_STRING, &base, "DIR", "of an adapter; default: where its adapter_config.json says"),
         TM_OPTION("init", TM_OPT_STRING, &init, "random",
                   "only IN's config.json counts: the model that training with init: random begins with"),

@@ -10,7 +10,9 @@ int tm_cmd_export(int argc, char **argv) {
         TM_OPTION("base", TM_OPT_STRING, &base, "DIR",
                   "of an adapter, a folder or .gguf file; default: where its adapter_config.json says"),
         TM_OPTION("dtype", TM_OPT_STRING, &dtype, "TYPE",
-                  "f32, bf16, f16, and to GGUF q8_0, q6_k, q5_k (also q5_k_m), q5_1, q5_0, q4_k (q4_k_m), q4_1, q4_0; "
+                  "f32, bf16, f16; to GGUF q8_0, q6_k, q5_k (also q5_k_m), q5_1, q5_0, q4_k (q4_k_m), q4_1, q4_0; to a "
+                  "folder "
+                  "nf4 (bitsandbytes), int8, int4 (compressed-tensors); "
                   "default: that of config.json, to GGUF the source's"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &host_budget, "SIZE", "limit of host memory; at least 64MiB"),
         TM_OPTION("offload-path", TM_OPT_STRING, &offload, "PATH",

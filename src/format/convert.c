@@ -113,6 +113,10 @@ tm_status tm_export_folder(const tm_source *src, const char *dir, const tm_expor
     if (opts->to && !opts->to->in_folder)
         return tm_fail(TM_EINPUT, "a Hugging Face folder holds %s, not %s; name OUT with .gguf for that",
                        tm_dtype_names(false, names, sizeof names), opts->to->name);
+    if (opts->to && opts->to->form != TM_FORM_PLAIN) {
+        const tm_written *own = tm_export_own_type(src);
+        return tm_export_quantised(src, dir, own ? own->fmt : TM_FMT_F32, opts);
+    }
     TM_TRY(tm_source_write_side_files(src, dir, dtype));
     return copy_weights(&f, dir, dtype);
 }

@@ -4,30 +4,31 @@
 
 #include <string.h>
 
-/* What config.json says that the weights are, where a folder can hold that. */
-static void dtype_of_config(const tm_source *src, tm_export_opts *x) {
+const tm_written *tm_export_own_type(const tm_source *src) {
     static const struct {
         const char *name;
         tm_fmt fmt;
     } rows[] = {{"float32", TM_FMT_F32}, {"bfloat16", TM_FMT_BF16}, {"float16", TM_FMT_F16}};
     size_t len;
     tm_json_doc *doc;
+    const tm_written *own = NULL;
     const char *text = tm_source_config(src, &len);
     if (tm_json_parse(&doc, text, len, "config.json", 0, 0) != TM_OK) {
         tm_error_clear(); /* whoever needs it will say so */
-        return;
+        return NULL;
     }
     const tm_json *root = tm_json_root(doc), *part = tm_json_get(root, "text_config");
     const tm_json *const said[] = {tm_json_get(root, "dtype"), tm_json_get(root, "torch_dtype"),
                                    tm_json_get(part, "dtype"), tm_json_get(part, "torch_dtype")};
-    for (size_t i = 0; i < TM_COUNT(said) && !x->to; i++)
+    for (size_t i = 0; i < TM_COUNT(said) && !own; i++)
         for (size_t k = 0; k < TM_COUNT(rows); k++)
-            if (said[i] && tm_json_is(said[i], rows[k].name)) x->to = tm_written_by_fmt(rows[k].fmt);
+            if (said[i] && tm_json_is(said[i], rows[k].name)) own = tm_written_by_fmt(rows[k].fmt);
     tm_json_free(doc);
+    return own;
 }
 
 static tm_status write_model(const tm_export_request *r, const tm_source *src, const char *out, tm_export_opts x) {
-    if (r->dtype_of_config && !x.to && !tm_ends_with(out, ".gguf")) dtype_of_config(src, &x);
+    if (r->dtype_of_config && !x.to && !tm_ends_with(out, ".gguf")) x.to = tm_export_own_type(src);
     return tm_export_source(src, out, &x);
 }
 

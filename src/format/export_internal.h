@@ -6,9 +6,12 @@
 
 /* ---- written.c: types that a model is written in ---- */
 
+typedef enum tm_form { TM_FORM_PLAIN, TM_FORM_NF4, TM_FORM_PACKED } tm_form; /* of matrices in a folder */
 typedef struct tm_written {
     const char *name, *also; /* for --dtype; `also` NULL: only one */
-    tm_fmt fmt;              /* of matrices; in a folder, of everything */
+    tm_fmt fmt;              /* of matrices; in a plain folder, of everything */
+    tm_form form;
+    uint8_t bits; /* of a packed code */
     bool in_folder, in_gguf;
     uint8_t file_type; /* ggml's number of such a file */
     bool more_bits;    /* llama.cpp's M: of some layers values and down projections are Q6_K */
@@ -16,6 +19,7 @@ typedef struct tm_written {
 /* NULL for NULL; TM_EINPUT for a name that there is not, in any case. */
 TM_MUST_USE tm_status tm_written_named(const char *name, const tm_written **out);
 const tm_written *tm_written_by_fmt(tm_fmt fmt); /* NULL: none */
+bool tm_written_is_plain(const tm_written *w);   /* f32, bf16, f16 */
 
 /* ---- encode_runs.c ---- */
 
@@ -52,5 +56,9 @@ TM_MUST_USE tm_status tm_export_source(const tm_source *src, const char *out, co
 tm_status tm_export_gguf(const tm_source *src, const char *out, const tm_export_opts *opts);
 /* Into DIR, which exists. */
 tm_status tm_export_folder(const tm_source *src, const char *dir, const tm_export_opts *opts);
+/* quantised_folder.c: so, in a form that is not plain; `rest`: of all that is not quantised. */
+TM_MUST_USE tm_status tm_export_quantised(const tm_source *src, const char *dir, tm_fmt rest,
+                                          const tm_export_opts *opts);
+const tm_written *tm_export_own_type(const tm_source *src); /* what config.json says; NULL: nothing that is known */
 
 #endif

@@ -349,6 +349,7 @@ typedef struct tm_quantise_opts {
  * transformers, PEFT and tm_source read. Codes and scales are bitsandbytes' own. Reads each value once; memory: the scales
  * of one tensor. */
 TM_MUST_USE tm_status tm_quantise(const tm_source *src, const char *dir, const tm_quantise_opts *o);
+TM_MUST_USE tm_status tm_quantise_json(const tm_quantise_opts *o, tm_buf *out); /* that quantization_config, appended */
 /* Of a tensor in four bits in such a folder, with its scales, maps and state. */
 uint64_t tm_quantised_bytes(uint64_t elements, uint32_t block, bool double_quant);
 bool tm_source_in_four_bits(const tm_source *src); /* it has some tensor in NF4 or FP4 */
@@ -376,7 +377,9 @@ TM_MUST_USE tm_status tm_source_make(tm_source *bare, const tm_made_tensors *mad
 
 /* ---- conversion ------------------------------------------------------------------------------------------------- */
 
-/* Types that a model is written in, as --dtype takes them, into `buf`: "f32, bf16, f16, q8_0, ...". In GGUF q4_k (also
+/* Types that a model is written in, as --dtype takes them, into `buf`: "f32, bf16, f16, q8_0, ...". In a folder nf4 is
+ * bitsandbytes' form, int8 (a scale a row) and int4 (one for each 128, 64 or 32 elements) are compressed-tensors'
+ * pack-quantized: of the matrices of the blocks; what else there is has config.json's dtype. In GGUF q4_k (also
  * called q4_k_m), q5_k (q5_k_m) and the other blocks are llama.cpp's files of that name: norms and biases are F32, the
  * output Q6_K, some matrices of an M mixture too, and rows that are no whole blocks have another type in its place. */
 const char *tm_dtype_names(bool gguf, char *buf, size_t cap);

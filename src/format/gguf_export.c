@@ -59,7 +59,8 @@ static bool left_out(const export *x, const tm_source_tensor *t) {
 /* The source's own: what it is stored in, where that is written. Norms and biases are f32. */
 static tm_status own_fmt(const tm_source_tensor *t, tm_fmt *fmt) {
     *fmt = t->ndim < 2 || t->fmt == TM_FMT_F64 ? TM_FMT_F32 : t->fmt;
-    if (tm_fmt_get(*fmt)->block == 256 || !tm_written_by_fmt(*fmt))
+    const tm_written *w = tm_written_by_fmt(*fmt);
+    if (!w || !w->in_gguf || tm_fmt_get(*fmt)->block == 256)
         return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is %s, which is not written once more; choose a type with --dtype",
                        t->file, t->name, tm_fmt_get(*fmt)->name);
     return TM_OK;

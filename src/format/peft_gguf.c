@@ -174,7 +174,7 @@ static tm_status read_keys(lora_file *x) {
 
 static tm_status check_all(lora_file *x) {
     const tm_adapter_folder *f = x->f;
-    if (x->opts->to && tm_fmt_get(x->opts->to->fmt)->block > 1)
+    if (x->opts->to && !tm_written_is_plain(x->opts->to))
         return tm_fail(TM_EINPUT, "an adapter is f32, bf16 or f16 in GGUF, not %s; merge it with --merge-adapter",
                        x->opts->to->name);
     TM_TRY(tm_adapter_folder_check(f, x->base));

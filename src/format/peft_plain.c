@@ -153,7 +153,7 @@ tm_status peft_export_folder(const tm_adapter_folder *f, const tm_source *base, 
     tm_fmt dtype = opts->to ? opts->to->fmt : own_dtype(f);
     tm_status rc;
     plain_folder p = {.f = f, .base = base};
-    if (tm_fmt_get(dtype)->block > 1)
+    if (opts->to && !tm_written_is_plain(opts->to))
         return tm_fail(TM_EINPUT, "an adapter's folder holds f32, bf16 or f16, not %s; merge it with --merge-adapter",
                        opts->to->name);
     p.index = tm_calloc(f->n, sizeof *p.index);

@@ -198,6 +198,42 @@ static tm_status put_four_bits(quantiser *q, uint32_t i) {
 
 /* ---- config.json -------------------------------------------------------------------------------------------------- */
 
+static const char *torch_name(tm_fmt fmt) {
+    return fmt == TM_FMT_BF16 ? "bfloat16" : fmt == TM_FMT_F16 ? "float16" : "float32";
+}
+
+/* A Linear that is not in four bits, where readers would take it to be. */
+static bool is_skipped(const tm_quantise_tensor *t) {
+    return t->ndim == 2 && !t->four_bits && tm_ends_with(t->name, ".weight") && !strstr(t->name, "embed") &&
+           strcmp(t->name, "lm_head.weight") != 0;
+}
+
+static void put_skipped(tm_json_writer *j, const tm_quantise_opts *o) {
+    bool any = false;
+    for (uint32_t i = 0; i < o->n; i++) any |= is_skipped(&o->tensor[i]);
+    if (!any) return;
+    tm_jw_field_array(j, "llm_int8_skip_modules");
+    tm_jw_str(j, "lm_head");
+    for (uint32_t i = 0; i < o->n; i++)
+        if (is_skipped(&o->tensor[i])) tm_jw_strn(j, o->tensor[i].name, strlen(o->tensor[i].name) - strlen(".weight"));
+    tm_jw_array_end(j);
+}
+
+tm_status tm_quantise_json(const tm_quantise_opts *o, tm_buf *out) {
+    tm_json_writer j;
+    tm_jw_init(&j, out, 0);
+    tm_jw_object(&j);
+    tm_jw_field_str(&j, "quant_method", "bitsandbytes");
+    tm_jw_field_bool(&j, "load_in_4bit", true);
+    tm_jw_field_str(&j, "bnb_4bit_quant_type", o->fmt == TM_FMT_NF4 ? "nf4" : "fp4");
+    tm_jw_field_bool(&j, "bnb_4bit_use_double_quant", o->double_quant);
+    tm_jw_field_str(&j, "bnb_4bit_compute_dtype", torch_name(o->rest));
+    tm_jw_field_str(&j, "bnb_4bit_quant_storage", "uint8");
+    put_skipped(&j, o);
+    tm_jw_object_end(&j);
+    return tm_jw_end(&j);
+}
+
 /* Into an object's last place. */
 static tm_status put_config(const quantiser *q, const tm_source *src, const char *dir) {
     tm_buf text = {0};
@@ -206,15 +242,9 @@ static tm_status put_config(const quantiser *q, const tm_source *src, const char
     while (len > 0 && json[len - 1] != '}') len--;
     tm_status rc = len ? tm_buf_append(&text, json, len - 1)
                        : tm_fail(TM_EINPUT, "%s: config.json is not a JSON object", tm_source_path(src));
-    if (rc == TM_OK)
-        rc = tm_buf_printf(&text,
-                           ",\n  \"quantization_config\": {\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true, "
-                           "\"bnb_4bit_quant_type\": \"%s\", \"bnb_4bit_use_double_quant\": %s, "
-                           "\"bnb_4bit_compute_dtype\": \"%s\", \"bnb_4bit_quant_storage\": \"uint8\"}\n}\n",
-                           q->o->fmt == TM_FMT_NF4 ? "nf4" : "fp4", q->o->double_quant ? "true" : "false",
-                           q->o->rest == TM_FMT_BF16  ? "bfloat16"
-                           : q->o->rest == TM_FMT_F16 ? "float16"
-                                                      : "float32");
+    if (rc == TM_OK) rc = tm_buf_printf(&text, ",\n  \"quantization_config\": ");
+    if (rc == TM_OK) rc = tm_quantise_json(q->o, &text);
+    if (rc == TM_OK) rc = tm_buf_printf(&text, "\n}\n");
     if (rc == TM_OK) rc = tm_format_write_file(dir, "config.json", text.data, text.len);
     tm_buf_free(&text);
     return rc;

@@ -32,9 +32,9 @@ static bool put_members(tm_json_writer *j, const tm_json *object, tm_fmt dtype) 
     return seen;
 }
 
-/* Everything as it was, numbers to the digit, but for the quantisation, which the weights beside it do not have, and for
- * the dtype, which must be theirs: readers load in the dtype that is written there. */
-static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out) {
+/* Everything as it was, numbers to the digit, but for the quantisation, which is that of the weights beside it (NULL:
+ * none), and for the dtype, which must be theirs: readers load in the dtype that is written there. */
+static tm_status patched_config(const tm_source *src, tm_fmt dtype, const char *quantisation, tm_buf *out) {
     size_t len;
     const char *json = tm_source_config(src, &len);
     tm_json_doc *doc;
@@ -50,6 +50,10 @@ static tm_status patched_config(const tm_source *src, tm_fmt dtype, tm_buf *out)
     if (!put_members(&j, root, dtype)) {
         tm_jw_key(&j, "torch_dtype");
         tm_jw_str(&j, torch_name(dtype));
+    }
+    if (quantisation) {
+        tm_jw_key(&j, "quantization_config");
+        tm_jw_raw(&j, quantisation, strlen(quantisation));
     }
     tm_jw_object_end(&j);
     tm_json_free(doc);
@@ -79,9 +83,13 @@ bool tm_source_is_side_file(const char *name) {
 }
 
 tm_status tm_source_write_side_files(const tm_source *src, const char *dir, tm_fmt dtype) {
+    return tm_source_write_side_files_of(src, dir, dtype, NULL);
+}
+
+tm_status tm_source_write_side_files_of(const tm_source *src, const char *dir, tm_fmt dtype, const char *quantisation) {
     tm_buf text = {0};
     tm_status rc;
-    TM_GO(patched_config(src, dtype, &text));
+    TM_GO(patched_config(src, dtype, quantisation, &text));
     TM_GO(tm_format_write_file(dir, "config.json", text.data, text.len));
     for (size_t i = 0; i < TM_COUNT(names); i++) {
         bool found = false;

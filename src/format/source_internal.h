@@ -67,6 +67,8 @@ bool tm_source_from_tokenizer(const tm_source *src, const char *name); /* that f
 tm_status tm_source_folder_file(const tm_source *src, const char *name, tm_buf *out, bool *found);
 tm_status tm_source_folder_copy(const tm_source *src, const char *name, const char *dir, bool *found);
 tm_status tm_source_write_other_files(const tm_source *src, const char *dir);
+/* tm_source_write_side_files, with config.json's quantization_config (JSON; NULL: none). */
+tm_status tm_source_write_side_files_of(const tm_source *src, const char *dir, tm_fmt dtype, const char *quantisation);
 bool tm_source_is_composite(const tm_source *src);
 bool tm_composite_is_text(const char *name); /* of a tensor of such a model */
 tm_status tm_source_open_gguf(tm_source *src, bool weights);

@@ -17,7 +17,14 @@ static const tm_written table[] = {
     {.name = "q4_k", .also = "q4_k_m", .fmt = TM_FMT_Q4_K, .in_gguf = true, .file_type = 15, .more_bits = true},
     {.name = "q4_1", .fmt = TM_FMT_Q4_1, .in_gguf = true, .file_type = 3},
     {.name = "q4_0", .fmt = TM_FMT_Q4_0, .in_gguf = true, .file_type = 2},
+    {.name = "nf4", .fmt = TM_FMT_NF4, .in_folder = true, .form = TM_FORM_NF4},
+    {.name = "int8", .fmt = TM_FMT_I32, .in_folder = true, .form = TM_FORM_PACKED, .bits = 8},
+    {.name = "int4", .fmt = TM_FMT_I32, .in_folder = true, .form = TM_FORM_PACKED, .bits = 4},
 };
+
+bool tm_written_is_plain(const tm_written *w) {
+    return w->form == TM_FORM_PLAIN && tm_fmt_get(w->fmt)->block == 1;
+}
 
 const tm_written *tm_written_by_fmt(tm_fmt fmt) {
     for (size_t i = 0; i < TM_COUNT(table); i++)

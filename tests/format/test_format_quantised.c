@@ -76,9 +76,13 @@ static tm_status export_made(maker *m, const char *out, const char *dtype, tm_wr
 
 static void memory_is_bounded(void **state) {
     (void)state;
+    static const char *const cases[][2] = {{"large.gguf", "q4_k_m"}, {"large4", "int4"}, {"large8", "nf4"}};
     maker m = {.vocabulary = 150000};
     uint64_t before = tm_mem_peak_bytes();
-    OK(export_made(&m, scratch("large.gguf"), "q4_k_m", NULL, NULL));
+    for (size_t i = 0; i < TM_COUNT(cases); i++) {
+        OK(export_made(&m, scratch(cases[i][0]), cases[i][1], NULL, NULL));
+        OK(tm_remove_tree(scratch(cases[i][0])));
+    }
     uint64_t peak = tm_mem_peak_bytes();
     assert_true(peak > before || peak < 16 * TM_MIB);
     if (peak >= 32 * TM_MIB) fail_msg("%llu bytes, of a model of 150 MiB", (unsigned long long)peak);
@@ -138,9 +142,9 @@ static void same_errors(const noted *n, const maker *m, const char *path, bool g
 
 static void errors_are_those_of_the_file(void **state) {
     (void)state;
-    static const char *const dtypes[] = {"q8_0", "q4_k_m", "q6_k", "bf16"};
+    static const char *const dtypes[] = {"q8_0", "q4_k_m", "q6_k", "bf16", "nf4"};
     for (size_t i = 0; i < TM_COUNT(dtypes); i++)
-        for (int gguf = i < 3; gguf < 2; gguf++) {
+        for (int gguf = i < 3; gguf < (i == 4 ? 1 : 2); gguf++) {
             maker m = {.vocabulary = 100};
             noted n = {0};
             const char *out = scratch(gguf ? "errors.gguf" : "errors");
@@ -155,14 +159,17 @@ static void what_cannot_be_written_is_named(void **state) {
     (void)state;
     static const struct {
         float odd;
-        const char *text;
-    } cases[] = {{NAN, "not finite"}, {INFINITY, "not finite"}, {3e38f, "too large"}, {1e9f, "too large"}};
+        const char *out, *dtype, *text;
+    } cases[] = {{NAN, "odd.gguf", "q4_k_m", "not finite"},  {INFINITY, "odd.gguf", "q4_k_m", "not finite"},
+                 {3e38f, "odd.gguf", "q4_k_m", "too large"}, {1e9f, "odd.gguf", "q4_k_m", "too large"},
+                 {NAN, "odd", "int4", "not finite"},         {INFINITY, "odd", "int8", "not finite"},
+                 {NAN, "odd", "nf4", "not finite"}};
     for (size_t i = 0; i < TM_COUNT(cases); i++) {
         maker m = {.vocabulary = 100, .odd = cases[i].odd};
-        tm_status rc = export_made(&m, scratch("odd.gguf"), "q4_k_m", NULL, NULL);
+        tm_status rc = export_made(&m, scratch(cases[i].out), cases[i].dtype, NULL, NULL);
         if (!strstr(tm_error_get()->text, "mlp.down_proj.weight")) fail_msg("%s", tm_error_get()->text);
         expect_error(rc, TM_EINPUT, cases[i].text);
-        assert_false(tm_path_exists(scratch("odd.gguf")));
+        assert_false(tm_path_exists(scratch(cases[i].out)));
         assert_int_equal(leftovers(scratch(".")), 0);
     }
 }
@@ -185,7 +192,11 @@ static void a_kill_leaves_nothing_under_the_name(void **state) {
     (void)state;
     static const struct {
         const char *out, *dtype;
-    } cases[] = {{"kills/x.gguf", "q4_k_m"}, {"kills/x.gguf", "q8_0"}, {"kills/x", "bf16"}};
+    } cases[] = {{"kills/x.gguf", "q4_k_m"},
+                 {"kills/x.gguf", "q8_0"},
+                 {"kills/x", "bf16"},
+                 {"kills/x", "nf4"},
+                 {"kills/x", "int4"}};
     OK(tm_make_dirs(scratch("kills")));
     for (size_t i = 0; i < TM_COUNT(cases); i++) {
         const char *out = scratch(cases[i].out);
