@@ -26,7 +26,7 @@
 
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
 
-enum { M_TILE = 512, N_TILE = 512, K_CHUNK = 256, GROUP = 128 };
+enum { M_TILE = 512, N_TILE = 768, K_CHUNK = 256, GROUP = 128 };
 enum {
     QUARTER = AMX_TILE / 2,
     BLOCK = 4 * QUARTER,
