@@ -185,7 +185,7 @@ static tm_status put_plain(packer *p, uint32_t i) {
 
 /* ---- the whole ---- */
 
-/* The largest group that divides the rows of all matrices in groups; those that no group divides stay as they are. */
+/* The largest group that divides the rows of all matrices. */
 static tm_status choose_group(packer *p) {
     p->group = LARGEST_GROUP;
     for (uint32_t i = 0; i < tm_source_tensors(p->f->src); i++) {
