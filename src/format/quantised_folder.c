@@ -113,8 +113,8 @@ static tm_status write_nf4(tm_quantised_folder *f, tm_buf *json) {
                                 .progress = show,
                                 .progress_ctx = f};
     tm_status rc = tm_quantise(f->src, f->dir, &o);
-    tm_free(list);
     if (rc == TM_OK) rc = tm_quantise_json(&o, json);
+    tm_free(list);
     return rc == TM_OK && f->opts->wrote ? report(f) : rc;
 }
 
