@@ -128,7 +128,7 @@ typedef struct listing {
 } listing;
 
 static bool has_magic(const char *path) {
-    static const char magic[8] = "tmref1\n"; /* trainer_reference.c */
+    static const char magic[8] = "tmref1\n"; /* reference_file.c */
     char head[sizeof magic];
     tm_file *f;
     if (tm_file_open(&f, path) != TM_OK) return tm_error_clear(), false;
