@@ -7,10 +7,10 @@
 
 enum { BUFFER_ELEMENTS = 1 << 18, BLOCK = 64 /* elements of an NF4 scale */ };
 
-/* A matrix of a block: ".layers.N." or ".h.N." in its name. */
+/* A matrix of a block, ".layers.N." or ".h.N." in its name, that has elements. */
 static bool is_of_block(const tm_source_tensor *t) {
     static const char *const lists[] = {"layers.", "h."};
-    if (t->ndim != 2 || !tm_ends_with(t->name, ".weight")) return false;
+    if (t->ndim != 2 || t->elements == 0 || !tm_ends_with(t->name, ".weight")) return false;
     for (size_t k = 0; k < TM_COUNT(lists); k++) {
         const char *at = strstr(t->name, lists[k]);
         if (at && (at == t->name || at[-1] == '.') && isdigit((unsigned char)at[strlen(lists[k])])) return true;

@@ -183,8 +183,38 @@ static void what_has_no_such_form_is_refused(void **state) {
     }
 }
 
+/* A file may have it. */
+static void a_matrix_without_elements_stays_as_it_is(void **state) {
+    (void)state;
+    static const char config[] = "{\"model_type\":\"llama\",\"torch_dtype\":\"float32\"}";
+    static const char header[] =
+        "{\"model.layers.0.mlp.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2,64],\"data_offsets\":[0,512]},"
+        "\"model.layers.0.none.weight\":{\"dtype\":\"F32\",\"shape\":[4,0],\"data_offsets\":[512,512]}}";
+    static const char *const dtypes[] = {"int8", "int4", "nf4"};
+    char file[8 + sizeof header - 1 + 512] = {0};
+    uint64_t length = sizeof header - 1;
+    memcpy(file, &length, 8);
+    memcpy(file + 8, header, length);
+    for (size_t i = 0; i < 128; i++) memcpy(file + 8 + length + 4 * i, &(float){(float)i - 60}, 4);
+    OK(tm_make_dirs(scratch("none")));
+    write_file(scratch("none/config.json"), config, sizeof config - 1);
+    write_file(scratch("none/model.safetensors"), file, sizeof file);
+    for (size_t i = 0; i < TM_COUNT(dtypes); i++) {
+        const char *out = scratch("none-out"), *model = scratch("none-out/model.safetensors");
+        tm_st *st;
+        OK(export_as(scratch("none"), out, dtypes[i]));
+        OK(tm_st_open(&st, model));
+        int64_t t = tm_st_find(st, "model.layers.0.none.weight");
+        assert_true(t >= 0 && tm_st_get(st, (uint32_t)t)->elements == 0);
+        assert_true(tm_st_count(st) > 2); /* the other one is in parts */
+        tm_st_close(st);
+        OK(tm_remove_tree(out));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(packed_weights_are_those_of_the_definition),
+                                       cmocka_unit_test(a_matrix_without_elements_stays_as_it_is),
                                        cmocka_unit_test(nf4_is_what_bitsandbytes_makes),
                                        cmocka_unit_test(what_has_no_such_form_is_refused)};
     return cmocka_run_group_tests_name("packed", tests, make_scratch, remove_scratch);
