@@ -116,8 +116,13 @@ static void say_left(const others *o) {
     size_t n = 0;
     for (const char *c = o->first; *c; c++) what[n++] = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c;
     what[n] = 0;
-    tm_warn_once("other files", "%s: %u entries beside the weights are not carried along, the first \"%.200s\" (%s)",
-                 o->src->path, o->left, what, o->why);
+    if (o->left == 1)
+        tm_warn_once("other files", "%s: \"%.200s\" (%s) beside the weights is not carried along", o->src->path, what,
+                     o->why);
+    else
+        tm_warn_once("other files",
+                     "%s: %u entries beside the weights are not carried along, the first \"%.200s\" (%s)", o->src->path,
+                     o->left, what, o->why);
 }
 
 tm_status tm_source_write_other_files(const tm_source *src, const char *dir) {
