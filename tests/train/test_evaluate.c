@@ -194,11 +194,12 @@ static void test_refused(void **state) {
     refused("says nothing of the run's configuration", SETS("--config", s.dir));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_objectives, run_clean), cmocka_unit_test_teardown(test_reference, run_clean),
         cmocka_unit_test_teardown(test_ranks, run_clean),      cmocka_unit_test_teardown(test_text, run_clean),
         cmocka_unit_test_teardown(test_refused, run_clean),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("evaluate", tests, NULL, NULL);
 }

@@ -483,7 +483,7 @@ static void test_large(void **state) {
 #endif
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_keys, run_clean),
         cmocka_unit_test_teardown(test_wear_by_path, run_clean),
@@ -501,5 +501,6 @@ int main(void) {
         cmocka_unit_test_teardown(test_a_wrong_plan_is_not_run, run_clean),
         cmocka_unit_test_teardown(test_large, run_clean),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("train_plan_tool", tests, NULL, NULL);
 }
