@@ -11,6 +11,12 @@ static const schema_row *row_of(void) {
     return &schema_rows[schema_index(LOSSES)];
 }
 
+static bool are_several(const tm_objective_spec *o) {
+    bool any = false;
+    for (int i = 0; i < TM_LOSSES; i++) any |= o->weight[i] > 0;
+    return any;
+}
+
 /* The i-th weight; 1 where there are none. Below 0: it is not a number, or missing. */
 static double weight_of(const cfg_value *weights, size_t i) {
     const tm_json *n = weights ? weights->node->child : NULL;
@@ -77,25 +83,21 @@ void config_resolve_losses(cfg_state *s) {
 }
 
 bool config_has_loss(const tm_objective_spec *o, tm_preference_loss loss) {
-    bool several = false;
-    for (int i = 0; i < TM_LOSSES; i++) several |= o->weight[i] > 0;
-    return several ? o->weight[loss] > 0 : o->loss == loss;
+    return are_several(o) ? o->weight[loss] > 0 : o->loss == loss;
 }
 
 /* ---- written down again ------------------------------------------------------------------------------------------- */
 
 bool shown_losses(const tm_config *c, const schema_row *row) {
-    bool several = false;
     (void)row;
-    for (int i = 0; i < TM_LOSSES; i++) several |= c->objective.weight[i] > 0;
-    return several;
+    return are_several(&c->objective);
 }
 
 void write_losses(tm_json_writer *w, const tm_config *c, const schema_row *row) {
     const tm_objective_spec *o = &c->objective;
     bool weights = strcmp(row->path, WEIGHTS) == 0;
     char name[32];
-    if (!shown_losses(c, row)) {
+    if (!are_several(o)) {
         tm_jw_field_str(w, "loss_type", schema_choice_name(row_of(), (int)o->loss, name, sizeof name));
         return;
     }

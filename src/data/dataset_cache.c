@@ -96,7 +96,8 @@ static tm_status check(const trailer *t, const tm_dataset *ds, uint64_t size, ui
     if (t->form != FORM || t->row_bytes != ROW_BYTES || t->kind != (uint32_t)ds->kind || t->key != key ||
         t->id_bytes != ds->store.id_bytes)
         return not_it("made otherwise");
-    bool fits = t->stream_bytes < size && t->n_rows < size; /* a row takes more than a byte, with its tokens */
+    bool fits =
+        t->stream_bytes <= size - sizeof *t && t->n_rows < size; /* a row takes more than a byte, with its tokens */
     return fits && t->n_rows && t->n_rows % ds->rows_each == 0 ? TM_OK : not_it("of another size");
 }
 

@@ -23,12 +23,25 @@ static void encode_q8_0(const float *x, uint8_t *b) {
     for (int i = 0; i < 32; i++) b[2 + i] = (uint8_t)(int8_t)clamp_int(roundf(x[i] * id), -127, 127);
 }
 
-/* The value of largest magnitude, sign kept, becomes code 0, that is -8. */
-static void encode_q4_0(const float *x, uint8_t *b) {
-    float max = 0;
+/* Of a block: the value of largest magnitude, sign kept; the least and the largest. */
+static float extreme_of(const float *x) {
+    float extreme = 0;
     for (int i = 0; i < 32; i++)
-        if (fabsf(x[i]) > fabsf(max)) max = x[i];
-    float d = max / -8, id = d != 0 ? 1 / d : 0;
+        if (fabsf(x[i]) > fabsf(extreme)) extreme = x[i];
+    return extreme;
+}
+static float range_of(const float *x, float *min) {
+    float max = *min = x[0];
+    for (int i = 1; i < 32; i++) {
+        *min = x[i] < *min ? x[i] : *min;
+        max = x[i] > max ? x[i] : max;
+    }
+    return max;
+}
+
+/* The value of largest magnitude becomes code 0, that is -8. */
+static void encode_q4_0(const float *x, uint8_t *b) {
+    float d = extreme_of(x) / -8, id = d != 0 ? 1 / d : 0;
     store_f16(b, d);
     for (int i = 0; i < 16; i++) {
         int low = clamp_int(x[i] * id + 8.5f, 0, 15), high = clamp_int(x[i + 16] * id + 8.5f, 0, 15);
@@ -37,11 +50,7 @@ static void encode_q4_0(const float *x, uint8_t *b) {
 }
 
 static void encode_q4_1(const float *x, uint8_t *b) {
-    float min = x[0], max = x[0];
-    for (int i = 1; i < 32; i++) {
-        min = x[i] < min ? x[i] : min;
-        max = x[i] > max ? x[i] : max;
-    }
+    float min, max = range_of(x, &min);
     float d = (max - min) / 15, id = d != 0 ? 1 / d : 0;
     store_f16(b, d);
     store_f16(b + 2, min);
@@ -62,10 +71,7 @@ static void put_q5(uint8_t *bits, int i, int low, int high) {
 
 /* As Q4_0, with code 0 for -16. */
 static void encode_q5_0(const float *x, uint8_t *b) {
-    float max = 0;
-    for (int i = 0; i < 32; i++)
-        if (fabsf(x[i]) > fabsf(max)) max = x[i];
-    float d = max / -16, id = d != 0 ? 1 / d : 0;
+    float d = extreme_of(x) / -16, id = d != 0 ? 1 / d : 0;
     store_f16(b, d);
     memset(b + 2, 0, 4);
     for (int i = 0; i < 16; i++)
@@ -73,11 +79,7 @@ static void encode_q5_0(const float *x, uint8_t *b) {
 }
 
 static void encode_q5_1(const float *x, uint8_t *b) {
-    float min = x[0], max = x[0];
-    for (int i = 1; i < 32; i++) {
-        min = x[i] < min ? x[i] : min;
-        max = x[i] > max ? x[i] : max;
-    }
+    float min, max = range_of(x, &min);
     float d = (max - min) / 31, id = d != 0 ? 1 / d : 0;
     store_f16(b, d);
     store_f16(b + 2, min);

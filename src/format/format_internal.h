@@ -72,4 +72,10 @@ tm_status tm_elements_f32(const tm_elements *e, uint64_t first, uint64_t n, floa
 tm_status tm_elements_raw(const tm_elements *e, uint64_t first, uint64_t n, void *dst); /* plain types */
 tm_status tm_range_check(const char *path, const char *name, uint64_t first, uint64_t n, uint64_t elements);
 
+/* ---- quantise.c ---- */
+
+/* By its name a Linear that readers of a quantised folder take to be quantised, unless config.json names it: lm_head they
+ * leave alone by themselves. */
+bool tm_taken_for_linear(const char *name, uint32_t ndim);
+
 #endif

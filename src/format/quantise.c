@@ -202,10 +202,12 @@ static const char *torch_name(tm_fmt fmt) {
     return fmt == TM_FMT_BF16 ? "bfloat16" : fmt == TM_FMT_F16 ? "float16" : "float32";
 }
 
-/* A Linear that is not in four bits, where readers would take it to be. */
+bool tm_taken_for_linear(const char *name, uint32_t ndim) {
+    return ndim == 2 && tm_ends_with(name, ".weight") && !strstr(name, "embed") && strcmp(name, "lm_head.weight") != 0;
+}
+
 static bool is_skipped(const tm_quantise_tensor *t) {
-    return t->ndim == 2 && !t->four_bits && tm_ends_with(t->name, ".weight") && !strstr(t->name, "embed") &&
-           strcmp(t->name, "lm_head.weight") != 0;
+    return !t->four_bits && tm_taken_for_linear(t->name, t->ndim);
 }
 
 static void put_skipped(tm_json_writer *j, const tm_quantise_opts *o) {

@@ -23,8 +23,7 @@ void tm_quantised_folder_skipped(const tm_quantised_folder *f, tm_json_writer *j
     tm_jw_str(j, "lm_head");
     for (uint32_t i = 0; i < tm_source_tensors(f->src); i++) {
         const tm_source_tensor *t = tm_source_tensor_get(f->src, i);
-        bool linear = t->ndim == 2 && tm_ends_with(t->name, ".weight") && !f->quantised[i] && !strstr(t->name, "embed");
-        if (linear && strcmp(t->name, "lm_head.weight") != 0)
+        if (!f->quantised[i] && tm_taken_for_linear(t->name, t->ndim))
             tm_jw_strn(j, t->name, strlen(t->name) - strlen(".weight"));
     }
     tm_jw_array_end(j);
