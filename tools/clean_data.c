@@ -4,51 +4,13 @@
 #include "tools/clean_internal.h"
 
 #include "io/file/file.h"
+#include "reference/reference.h"
+#include "session/data_cache.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-
-static const char cache_name[] = "tidemill-cache";
-
-/* ---- names ---------------------------------------------------------------------------------------------------------- */
-
-static const char *behind(const char *name, const char *front) {
-    size_t n = strlen(front);
-    return name && strncmp(name, front, n) == 0 ? name + n : NULL;
-}
-
-static const char *behind_hex(const char *name, size_t digits) {
-    return name && strspn(name, "0123456789abcdef") >= digits ? name + digits : NULL;
-}
-
-static bool is_end(const char *name) {
-    return name && !*name;
-}
-
-/* Of a file that was being written: .tmp-<16 hex digits>-NAME (tm_out). */
-static const char *without_tmp(const char *name) {
-    return behind(behind_hex(behind(name, ".tmp-"), 16), "-");
-}
-
-/* .tokens-train-<16 hex digits>, .tokens-eval-<16 hex digits>: what the next start uses. */
-static bool are_kept_tokens(const char *name) {
-    return is_end(behind_hex(behind(name, ".tokens-train-"), 16)) ||
-           is_end(behind_hex(behind(name, ".tokens-eval-"), 16));
-}
-
-/* .tokens-<pid>-<number>: of one process. */
-static bool are_passing_tokens(const char *name) {
-    const char *pid = behind(name, ".tokens-"), *number = NULL;
-    size_t n = pid ? strspn(pid, "0123456789") : 0;
-    if (n) number = behind(pid + n, "-");
-    return number && *number && is_end(number + strspn(number, "0123456789"));
-}
-
-static bool is_reference(const char *name) {
-    return is_end(behind_hex(behind(name, "reference-"), 16));
-}
 
 /* ---- runs ----------------------------------------------------------------------------------------------------------- */
 
@@ -127,25 +89,12 @@ typedef struct listing {
     leftover_state state; /* of what a run can use again */
 } listing;
 
-static bool has_magic(const char *path) {
-    static const char magic[8] = "tmref1\n"; /* reference_file.c */
-    char head[sizeof magic];
-    tm_file *f;
-    if (tm_file_open(&f, path) != TM_OK) return tm_error_clear(), false;
-    bool same = tm_file_size(f) > sizeof head && tm_file_read_at(f, 0, head, sizeof head) == TM_OK &&
-                memcmp(head, magic, sizeof magic) == 0;
-    tm_error_clear();
-    tm_file_close(f);
-    return same;
-}
-
 /* *passing: of no use to a later start. */
 static bool is_ours(leftover_kind kind, const char *path, const char *name, bool *passing) {
-    const char *becomes = without_tmp(name);
-    *passing = becomes || (kind == HOLDS_TOKENS && are_passing_tokens(name));
-    const char *is = becomes ? becomes : name;
-    if (kind == HOLDS_TOKENS) return are_kept_tokens(is) || are_passing_tokens(is);
-    return is_reference(is) && (becomes || has_magic(path));
+    const char *target = tm_out_target(name), *is = target ? target : name;
+    *passing = target || (kind == HOLDS_TOKENS && data_cache_name(name) == DATA_TOKENS_OWN);
+    if (kind == HOLDS_TOKENS) return data_cache_name(is) != DATA_TOKENS_NONE;
+    return reference_is_name(is) && (target || reference_is_file(path));
 }
 
 static bool weigh(leftover *l) {
@@ -185,19 +134,19 @@ static tm_status find_tokens(survey *s, bool unfinished) {
 }
 
 static bool is_cache(const char *path) {
-    size_t n = strlen(path), m = sizeof cache_name - 1;
+    size_t n = strlen(path), m = sizeof SESSION_CACHE - 1;
     while (n > 1 && path[n - 1] == '/') n--;
-    return n >= m && memcmp(path + n - m, cache_name, m) == 0 && (n == m || path[n - m - 1] == '/');
+    return n >= m && memcmp(path + n - m, SESSION_CACHE, m) == 0 && (n == m || path[n - m - 1] == '/');
 }
 
 tm_status clean_find_data(survey *s) {
-    char folder[4400], cache[4400 + sizeof cache_name];
+    char folder[4400], cache[4400 + sizeof SESSION_CACHE];
     bool unfinished;
     if (is_cache(s->path)) return find_references(s, s->path);
     if (!is_output(s->path, &unfinished)) return TM_OK;
     TM_TRY(find_tokens(s, unfinished));
     folder_of(s->path, folder, sizeof folder);
-    snprintf(cache, sizeof cache, "%s%s", folder, cache_name);
+    snprintf(cache, sizeof cache, "%s%s", folder, SESSION_CACHE);
     return find_references(s, cache);
 }
 
@@ -211,7 +160,7 @@ static tm_status remove_file(const leftover *l, bool *removed) {
 
 static tm_status remove_tokens(const leftover *l, bool all, bool *removed) {
     char folder[4400];
-    bool unfinished, kept = are_kept_tokens(strrchr(l->path, '/') + 1);
+    bool unfinished, kept = data_cache_name(strrchr(l->path, '/') + 1) == DATA_TOKENS_KEPT;
     tm_dir_lock *lock;
     folder_of(l->path, folder, sizeof folder);
     try_lock(folder, &lock);
@@ -226,7 +175,7 @@ static tm_status remove_tokens(const leftover *l, bool all, bool *removed) {
 static tm_status remove_reference(const leftover *l, bool all, bool *removed) {
     char cache[4400];
     leftover_state state;
-    bool kept = is_reference(strrchr(l->path, '/') + 1);
+    bool kept = reference_is_name(strrchr(l->path, '/') + 1);
     folder_of(l->path, cache, sizeof cache);
     TM_TRY(state_of_cache(cache, &state));
     if (state == LEFT_ALIVE || (state == LEFT_COMMIT && kept && !all)) return TM_OK;

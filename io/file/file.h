@@ -84,6 +84,8 @@ TM_MUST_USE tm_status tm_out_commit(tm_out *o); /* frees o in any case */
 void tm_out_abandon(tm_out *o);                 /* NULL is fine */
 /* Commits where all went well so far (`rc`), else abandons and returns rc. */
 TM_MUST_USE tm_status tm_out_end(tm_out *o, tm_status rc);
+/* The name that a file of this name was being written for, by some process; NULL: it is not such a file. */
+const char *tm_out_target(const char *name);
 /* A whole file at once. */
 TM_MUST_USE tm_status tm_file_write(const char *path, const void *bytes, size_t n);
 /* Log files: opened for append (0644), each line in one write, flushed to the kernel; '\n' is added where it lacks. */

@@ -35,6 +35,16 @@ static tm_status create_failed(const char *path, int err) {
     return tm_fail_sys(s, err, "open", path, -1, "%s: cannot be written", path);
 }
 
+/* .tmp-<16 hex digits>-NAME */
+#define TEMP ".tmp-"
+enum { TEMP_DIGITS = 16 };
+
+const char *tm_out_target(const char *name) {
+    size_t n = sizeof TEMP - 1;
+    if (strncmp(name, TEMP, n) != 0 || strspn(name + n, "0123456789abcdef") != TEMP_DIGITS) return NULL;
+    return name[n + TEMP_DIGITS] == '-' ? name + n + TEMP_DIGITS + 1 : NULL;
+}
+
 static tm_status out_alloc(tm_out **out, const char *path) {
     char dir[PATH_MAX];
     if (!io_dirname(path, dir, sizeof dir)) return tm_fail(TM_EINPUT, "%.80s...: path is too long", path);
@@ -45,8 +55,8 @@ static tm_status out_alloc(tm_out **out, const char *path) {
     if (!o) return tm_nomem(sizeof *o);
     o->dir_fd = -1;
     tm_buf temp = {0};
-    tm_status rc =
-        tm_buf_printf(&temp, "%s/.tmp-%016llx-%.180s", dir, (unsigned long long)io_random64(), io_basename(path));
+    tm_status rc = tm_buf_printf(&temp, "%s/" TEMP "%0*llx-%.180s", dir, (int)TEMP_DIGITS,
+                                 (unsigned long long)io_random64(), io_basename(path));
     o->temp = temp.data;
     o->path = tm_strdup(path);
     o->writes = (io_write_buffer){.fd = -1, .path = o->path, .buffer = tm_malloc(BUFFER_BYTES), .cap = BUFFER_BYTES};

@@ -35,6 +35,9 @@ TM_MUST_USE tm_status reference_take(reference_values *v, session *s, bool *ther
 TM_MUST_USE tm_status reference_make(reference_values *v, session *s, const job_opts *o);
 void reference_keep(const reference_values *v, const session *s); /* that it cannot be is said, no more */
 
+bool reference_is_name(const char *name); /* of a file that was kept */
+bool reference_is_file(const char *path); /* it begins as one */
+
 /* A micro-batch of this rank. */
 typedef struct reference_rows {
     bool eval;

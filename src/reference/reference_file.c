@@ -10,6 +10,23 @@
 #include <string.h>
 
 static const char magic[8] = "tmref1\n";
+#define NAME "reference-"
+
+bool reference_is_name(const char *name) {
+    size_t n = sizeof NAME - 1;
+    return strncmp(name, NAME, n) == 0 && strspn(name + n, "0123456789abcdef") == 16 && !name[n + 16];
+}
+
+bool reference_is_file(const char *path) {
+    char head[sizeof magic];
+    tm_file *f;
+    if (tm_file_open(&f, path) != TM_OK) return tm_error_clear(), false;
+    bool same = tm_file_size(f) > sizeof head && tm_file_read_at(f, 0, head, sizeof head) == TM_OK &&
+                memcmp(head, magic, sizeof magic) == 0;
+    tm_error_clear();
+    tm_file_close(f);
+    return same;
+}
 
 /* What the values are a function of. */
 static uint64_t key_of(const session *s) {
@@ -89,7 +106,7 @@ static tm_status write_file(const reference_values *v, const session *s, const c
 static uint64_t find(const session *s, char *path, size_t cap) {
     char name[40];
     uint64_t key = key_of(s);
-    snprintf(name, sizeof name, "reference-%016" PRIx64, key);
+    snprintf(name, sizeof name, NAME "%016" PRIx64, key);
     session_cache_path(s->cfg, name, path, cap);
     return key;
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { SAMPLES = 16, SAMPLE_BYTES = 4096 };
 
@@ -99,8 +100,29 @@ tm_status data_cache_key(const data_files *f, const tm_dataset_opts *opts, uint6
 
 /* ---- the file ------------------------------------------------------------------------------------------------------- */
 
+#define TOKENS ".tokens-"
+
 void data_cache_path(const char *dir, const char *role, uint64_t key, char *path, size_t cap) {
-    snprintf(path, cap, "%s/.tokens-%s-%016" PRIx64, dir, role, key);
+    snprintf(path, cap, "%s/" TOKENS "%s-%016" PRIx64, dir, role, key);
+}
+
+void data_cache_own_path(const char *dir, char *path, size_t cap) {
+    static unsigned serial;
+    snprintf(path, cap, "%s/" TOKENS "%ld-%u", dir, (long)getpid(), serial++);
+}
+
+static bool is_of_role(const char *name, const char *role) {
+    char begin[32];
+    size_t n = (size_t)snprintf(begin, sizeof begin, TOKENS "%s-", role);
+    return strncmp(name, begin, n) == 0 && strspn(name + n, "0123456789abcdef") == 16 && !name[n + 16];
+}
+
+data_tokens data_cache_name(const char *name) {
+    const char *digits = "0123456789", *pid = name + sizeof TOKENS - 1;
+    if (is_of_role(name, "train") || is_of_role(name, "eval")) return DATA_TOKENS_KEPT;
+    if (strncmp(name, TOKENS, sizeof TOKENS - 1) != 0) return DATA_TOKENS_NONE;
+    size_t n = strspn(pid, digits), serial = n && pid[n] == '-' ? strspn(pid + n + 1, digits) : 0;
+    return serial && !pid[n + 1 + serial] ? DATA_TOKENS_OWN : DATA_TOKENS_NONE;
 }
 
 typedef struct sweep {
@@ -109,11 +131,9 @@ typedef struct sweep {
 
 static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
     const sweep *s = ctx;
-    char path[4096], begin[32];
-    size_t n = (size_t)snprintf(begin, sizeof begin, ".tokens-%s-", s->role);
+    char path[4096];
     snprintf(path, sizeof path, "%s/%s", s->dir, name);
-    bool ours = !is_dir && strncmp(name, begin, n) == 0 && strspn(name + n, "0123456789abcdef") == 16 && !name[n + 16];
-    return ours && strcmp(path, s->keep) != 0 ? tm_remove_tree(path) : TM_OK;
+    return !is_dir && is_of_role(name, s->role) && strcmp(path, s->keep) != 0 ? tm_remove_tree(path) : TM_OK;
 }
 
 void data_cache_sweep(const char *dir, const char *role, const char *keep) {

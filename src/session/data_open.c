@@ -8,7 +8,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 struct data_file {
     tm_dataset *set;
@@ -23,11 +22,6 @@ struct data_file {
     bool keep;           /* it stays when this is closed */
     double part;         /* of the file that was read */
 };
-
-static void name_spill(data_file *f, const char *dir) {
-    static unsigned serial;
-    snprintf(f->spill_path, sizeof f->spill_path, "%s/.tokens-%ld-%u", dir, (long)getpid(), serial++);
-}
 
 static tm_status spill_write(void *ctx, uint64_t offset, const void *buf, size_t len) {
     data_file *f = ctx;
@@ -101,7 +95,7 @@ static tm_status open_with_cache(data_file *f, const data_files *files, uint64_t
     f->cached = opts->owns_cache;
     f->keep = found; /* a start that fails leaves what it has not made */
     if (found) return TM_OK;
-    if (!opts->owns_cache) name_spill(f, opts->spill_dir);
+    if (!opts->owns_cache) data_cache_own_path(opts->spill_dir, f->spill_path, sizeof f->spill_path);
     TM_TRY(tm_dataset_open(&f->set, data_files_get(files), o));
     return opts->owns_cache ? keep_tokens(f, key) : TM_OK;
 }
@@ -148,7 +142,7 @@ tm_status data_open(data_file **out, const tm_data_items *items, const text_tool
     if (!f) return tm_nomem(sizeof *f);
     name_it(f, items);
     if (opts->spill_dir) {
-        name_spill(f, opts->spill_dir);
+        data_cache_own_path(opts->spill_dir, f->spill_path, sizeof f->spill_path);
         f->spill = (tm_data_spill){.ctx = f, .write_at = spill_write, .read_at = spill_read};
         o.spill = &f->spill;
     }

@@ -95,7 +95,7 @@ const char *session_cache_path(const tm_config *c, const char *name, char *path,
     size_t n = strlen(c->output_dir);
     while (n > 1 && c->output_dir[n - 1] == '/') n--;
     while (n > 0 && c->output_dir[n - 1] != '/') n--;
-    snprintf(path, cap, "%.*stidemill-cache/%s", (int)n, c->output_dir, name);
+    snprintf(path, cap, "%.*s" SESSION_CACHE "/%s", (int)n, c->output_dir, name);
     return path;
 }
 

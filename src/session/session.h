@@ -117,6 +117,7 @@ TM_MUST_USE tm_status session_describe_device(const session *s, tm_buf *out); /*
 
 job_opts session_job_options(const session *s);
 job_shape session_step_shape(const session *s); /* the largest micro-batch of the run */
+#define SESSION_CACHE "tidemill-cache"
 /* "DIR/tidemill-cache/NAME" for an OUTPUT_DIR in DIR: what other runs beside it may take as well. Returns path. */
 const char *session_cache_path(const tm_config *c, const char *name, char *path, size_t cap);
 /* The objective's reference is a column that is made before step 1, not lanes; then (reference.c) of the data that are open, of

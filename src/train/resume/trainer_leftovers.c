@@ -1,6 +1,7 @@
 /* The run before: what OUTPUT_DIR/run.json says of it, why it may be refused, and what of it is cleared away. */
 #include "io/run/run.h"
 #include "io/file/file.h"
+#include "session/data_cache.h"
 #include "train/resume/resume.h"
 
 #include <inttypes.h>
@@ -188,11 +189,10 @@ tm_status earlier_drop_nameless(trainer *t) {
 
 /* ---- what a killed run left in OUTPUT_DIR ------------------------------------------------------------------------ */
 
-/* checkpoint-N.tmp, checkpoint-N.tmp-old, .tmp-<16 hex digits>-NAME (tm_out), .tokens-<pid>-<n> (data). */
+/* checkpoint-N.tmp, checkpoint-N.tmp-old, files that were being written, tokens of a process. */
 static bool is_half_done(const char *name) {
     size_t n, digits;
-    if (strncmp(name, ".tmp-", 5) == 0) return strspn(name + 5, "0123456789abcdef") == 16 && name[21] == '-';
-    if (strncmp(name, ".tokens-", 8) == 0) return name[8 + strspn(name + 8, "0123456789")] == '-';
+    if (tm_out_target(name) || data_cache_name(name) == DATA_TOKENS_OWN) return true;
     n = strncmp(name, "checkpoint-", 11) == 0 ? 11 : 0;
     digits = strspn(name + n, "0123456789");
     const char *end = name + n + digits;
