@@ -222,6 +222,17 @@ void same_model(const char *a_path, const char *b_path, float bound, float norms
     tm_source_close(b);
 }
 
+void same_tensor(const tm_source *a, const tm_source *b, const char *name, float bound, float relative) {
+    uint64_t n, m;
+    float *x = values_of(a, name, &n), *y = values_of(b, name, &m);
+    assert_int_equal(n, m);
+    for (uint64_t e = 0; e < n; e++)
+        if (!(fabsf(x[e] - y[e]) <= bound + relative * fabsf(y[e])))
+            fail_msg("%s[%llu]: %g, %g", name, (unsigned long long)e, (double)x[e], (double)y[e]);
+    free(x);
+    free(y);
+}
+
 tm_json_doc *json_in(const char *dir, const char *name) {
     char path[1200];
     snprintf(path, sizeof path, "%s/%s", dir, name);

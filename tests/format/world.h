@@ -37,6 +37,8 @@ float *values_of(const tm_source *src, const char *name, uint64_t *n);
 /* The same tensors with the same shapes; values to within `bound` of the largest of their tensor's, those of norms'
  * weights to within `norms` besides. */
 void same_model(const char *a_path, const char *b_path, float bound, float norms);
+/* Of one tensor: each value to within `bound`, and `relative` times its magnitude in B besides. */
+void same_tensor(const tm_source *a, const tm_source *b, const char *name, float bound, float relative);
 tm_json_doc *json_in(const char *dir, const char *name);
 bool same_json(const tm_json *a, const tm_json *b);
 /* A folder of a one-block llama (hidden 32, 2 heads) that has this fixture's tokenizer (NULL: none). */

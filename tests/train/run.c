@@ -104,6 +104,16 @@ char *run_read(const char *path, size_t *len) {
     return text;
 }
 
+const char *run_first_lines(const char *from, const char *dir, const char *name, unsigned n) {
+    const char *path = run_path(dir, name);
+    char *text = run_read(from, NULL), *end = text;
+    while (n--) end = strchr(end, '\n') + 1;
+    *end = 0;
+    run_write(path, text);
+    free(text);
+    return path;
+}
+
 void run_copy(const char *from, const char *to) {
     char buffer[65536];
     FILE *in = fopen(from, "r"), *out = fopen(to, "w");

@@ -76,6 +76,8 @@ void run_write(const char *path, const char *text);
 void run_copy(const char *from, const char *to);       /* a file */
 void run_copy_model(const char *from, const char *to); /* a folder's files; TO is made */
 char *run_read(const char *path, size_t *len);         /* malloc'd, NUL-terminated; fails the test if absent */
+/* A file's first n lines as DIR/NAME; that path. */
+const char *run_first_lines(const char *from, const char *dir, const char *name, unsigned n);
 /* Names of files in a folder (not "." and ".."), folders counted too; 0 if it is absent. */
 unsigned run_entries(const char *dir);
 void run_remove(const char *path);           /* with everything below */

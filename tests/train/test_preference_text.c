@@ -12,18 +12,6 @@
 
 enum { STEPS = 3, EACH = 8, SEQ = 80, SAMPLES = STEPS * EACH, CUT = 64 };
 
-/* The first pairs of the examples. */
-static const char *some_pairs(const char *dir, unsigned n) {
-    const char *path = run_path(dir, "pairs.jsonl");
-    size_t len;
-    char *text = run_read(PAIRS, &len), *end = text;
-    while (n--) end = strchr(end, '\n') + 1;
-    *end = 0;
-    run_write(path, text);
-    free(text);
-    return path;
-}
-
 /* ---- token rows of text ------------------------------------------------------------------------------------------ */
 
 typedef struct rows {
@@ -118,7 +106,8 @@ static train_log train(const char *dir, const char *data, const char *objective,
 }
 
 static void check_objective(const char *objective, tm_rows kind) {
-    const char *dir = run_dir(), *text = some_pairs(dir, SAMPLES), *tokens = run_path(dir, "rows.safetensors");
+    const char *dir = run_dir(), *text = run_first_lines(PAIRS, dir, "pairs.jsonl", SAMPLES),
+               *tokens = run_path(dir, "rows.safetensors");
     train_log of_text = train(dir, text, objective, EACH, 1);
     write_tokens(text, kind, tokens);
     train_log of_tokens = train(dir, tokens, objective, EACH, 1), divided = train(dir, text, objective, EACH / 4, 4);

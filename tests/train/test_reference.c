@@ -33,17 +33,6 @@ static const char *wide_model(const char *dir) {
     return wide;
 }
 
-static const char *some_pairs(const char *dir, const char *name, unsigned n) {
-    const char *path = run_path(dir, name);
-    size_t len;
-    char *text = run_read(PAIRS, &len), *end = text;
-    while (n--) end = strchr(end, '\n') + 1;
-    *end = 0;
-    run_write(path, text);
-    free(text);
-    return path;
-}
-
 static scene open_scene(const char *type, const char *more) {
     scene s = {.dir = run_dir()};
     s.config = run_path(s.dir, "config.json");
@@ -54,7 +43,8 @@ static scene open_scene(const char *type, const char *more) {
               run_format("{\"model\": \"" TINY "\", \"objective\": {\"type\": \"%s\"}, \"precision\": \"fp32\",\n"
                          " \"data\": {\"train\": \"%s\", \"eval\": \"%s\", \"seq_len\": 80}, \"max_steps\": 4,\n"
                          " \"gradient_accumulation_steps\": 3%s}\n",
-                         type, some_pairs(s.dir, "pairs.jsonl", 10), some_pairs(s.dir, "heldout.jsonl", 5), more));
+                         type, run_first_lines(PAIRS, s.dir, "pairs.jsonl", 10),
+                         run_first_lines(PAIRS, s.dir, "heldout.jsonl", 5), more));
     return s;
 }
 
@@ -176,7 +166,7 @@ static void unmoved(const char *type, double loss, const char *const *sets) {
                          " \"data\": {\"train\": [{\"path\": \"%s\", \"weight\": 1.5}, \"%s#5\"], \"seq_len\": 72},\n"
                          " \"split_dataset_ratio\": 0.2, \"num_train_epochs\": 2.3, \"learning_rate\": 0,\n"
                          " \"per_device_train_batch_size\": 2, \"gradient_accumulation_steps\": 3}\n",
-                         type, some_pairs(dir, "a.jsonl", 13), some_pairs(dir, "b.jsonl", 9)));
+                         type, run_first_lines(PAIRS, dir, "a.jsonl", 13), run_first_lines(PAIRS, dir, "b.jsonl", 9)));
     const char *all[24] = {"train", config, "--quiet", "--set", run_format("output_dir=%s", out)};
     for (size_t n = 5, k = 0; sets[k]; k++) all[n++] = "--set", all[n++] = sets[k];
     run_result r = run_argv(&(run_opts){0}, all);
