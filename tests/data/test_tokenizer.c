@@ -34,6 +34,20 @@ static void decode_row(const tm_json *row, void *ctx) {
     decode_as(ctx, tm_json_get(row, "ids"), true, tm_json_get(row, "decoded_skip_special"), "decode.jsonl");
 }
 
+/* The tokens' bytes, one after another, are the text; a decoder may have taken spaces off its beginning. */
+static void bytes_row(const tm_json *row, void *ctx) {
+    const tm_tokenizer *t = ctx;
+    const tm_json *want = tm_json_get(row, "decoded");
+    tm_buf bytes = {0};
+    for (const tm_json *id = tm_json_get(row, "ids")->child; id != NULL; id = id->next)
+        OK(tm_tokenizer_token_bytes(t, (int32_t)id->integer, &bytes));
+    assert_true(bytes.len >= want->len);
+    size_t taken = bytes.len - want->len;
+    if (bytes.len > 0) assert_memory_equal(bytes.data + taken, want->text, want->len);
+    for (size_t i = 0; i < taken; i++) assert_int_equal(bytes.data[i], ' ');
+    tm_buf_free(&bytes);
+}
+
 static void golden(const char *folder, uint32_t vocab) {
     char dir[512];
     (void)snprintf(dir, sizeof dir, "%s/%s", TM_TEST_FIXTURES, folder);
@@ -41,6 +55,7 @@ static void golden(const char *folder, uint32_t vocab) {
     assert_int_equal(tm_tokenizer_vocab_size(t), vocab);
     assert_int_equal(for_each_line(dir, "encode.jsonl", encode_row, t), 300);
     assert_int_equal(for_each_line(dir, "decode.jsonl", decode_row, t), 60);
+    assert_int_equal(for_each_line(dir, "encode.jsonl", bytes_row, t), 300);
     tm_tokenizer_close(t);
 }
 
@@ -177,6 +192,29 @@ static void test_decode_unknown(void **state) {
     assert_string_equal(text.data, "ab");
     tm_buf_free(&text);
     tm_tokenizer_close(t);
+}
+
+/* A character of several tokens: each has its bytes. Special tokens are their names. */
+static void test_token_bytes(void **state) {
+    (void)state;
+    static const char *const folder[] = {TM_TEST_FIXTURES "/tok_qwen2", TM_TEST_FIXTURES "/tok_spm"};
+    for (size_t k = 0; k < TM_COUNT(folder); k++) {
+        tm_tokenizer *t = open_tokenizer(folder[k]);
+        tm_ids ids = {0};
+        tm_buf bytes = {0};
+        OK(tm_tokenizer_encode(t, "\xF0\x9F\xAB\xA0", 4, false, &ids));
+        assert_true(ids.n >= 4);
+        OK(tm_tokenizer_token_bytes(t, ids.id[ids.n - 1], &bytes));
+        assert_int_equal(bytes.len, 1);
+        assert_int_equal((unsigned char)bytes.data[0], 0xA0);
+        OK(tm_tokenizer_token_bytes(t, 1 << 30, &bytes));
+        assert_int_equal(bytes.len, 1);
+        if (k == 0) OK(tm_tokenizer_token_bytes(t, 501, &bytes));
+        if (k == 0) assert_string_equal(bytes.data + 1, "<|im_start|>");
+        tm_ids_free(&ids);
+        tm_buf_free(&bytes);
+        tm_tokenizer_close(t);
+    }
 }
 
 /* ---- refused ----------------------------------------------------------------------------------------------------- */
@@ -431,14 +469,23 @@ static void test_large_vocabulary(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt2),       cmocka_unit_test(test_llama3),
-        cmocka_unit_test(test_qwen2),      cmocka_unit_test(test_spm),
-        cmocka_unit_test(test_cases),      cmocka_unit_test(test_families),
-        cmocka_unit_test(test_spans),      cmocka_unit_test(test_spans_composed),
-        cmocka_unit_test(test_names),      cmocka_unit_test(test_decode_unknown),
-        cmocka_unit_test(test_refused),    cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_not_utf8),   cmocka_unit_test(test_cut_off),
-        cmocka_unit_test(test_long_texts), cmocka_unit_test(test_large_vocabulary),
+        cmocka_unit_test(test_gpt2),
+        cmocka_unit_test(test_llama3),
+        cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_spm),
+        cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_spans_composed),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_decode_unknown),
+        cmocka_unit_test(test_token_bytes),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_not_utf8),
+        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_long_texts),
+        cmocka_unit_test(test_large_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,3 +145,11 @@ done:
     tk_tokens_free(&next);
     return rc;
 }
+
+tm_status tm_tokenizer_token_bytes(const tm_tokenizer *t, int32_t id, tm_buf *out) {
+    size_t len;
+    const char *text = shown(t, id, false, &len);
+    if (text == NULL) return TM_OK;
+    if (added_by_id(t, id) != NULL) return tm_buf_append(out, text, len);
+    return tk_decode_inside(&t->decoder, text, len, out);
+}

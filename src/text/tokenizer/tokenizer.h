@@ -57,6 +57,10 @@ tm_status tm_tokenizer_encode_offsets(const tm_tokenizer *t, const char *text, s
 tm_status tm_tokenizer_decode(const tm_tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                               tm_buf *out) TM_MUST_USE;
 
+/* Appends the bytes that a token stands for inside a text: those of all tokens of a text are that text's, but for what a
+ * decoder takes off its ends. They need not be whole characters. An id that does not exist has none. */
+tm_status tm_tokenizer_token_bytes(const tm_tokenizer *t, int32_t id, tm_buf *out) TM_MUST_USE;
+
 /* The id of a token's content as it is in the vocabulary ("<|im_end|>", "\u0120the"); -1: there is none. */
 int32_t tm_tokenizer_token_id(const tm_tokenizer *t, const char *token);
 /* One more than the largest id. */

@@ -31,24 +31,29 @@ static tm_status run_fuse(const tk_decode_step *s, const tk_tokens *in, tk_token
     return tk_tokens_put(out, in->text.data == NULL ? "" : in->text.data, in->text.len);
 }
 
-/* All tokens as bytes, then as text; a token that is not made of stand-ins is taken as it is. */
-static tm_status run_byte_level(const tk_decode_step *s, const tk_tokens *in, tk_tokens *out) {
-    tm_buf bytes = {0}, text = {0};
-    tm_status rc = TM_OK;
-    (void)s;
+/* All tokens as bytes; one that is not made of stand-ins is taken as it is. */
+static tm_status put_level_bytes(const tk_tokens *in, tm_buf *bytes) {
     for (size_t i = 0; i < in->n; i++) {
         token t = get(in, i);
-        size_t start = bytes.len;
+        size_t start = bytes->len;
         int byte = 0;
         for (size_t at = 0; at < t.n && byte >= 0;) {
             byte = tk_char_to_byte(tk_next(t.p, &at));
             char c = (char)byte;
-            if (byte >= 0) TM_GO(tm_buf_append(&bytes, &c, 1));
+            if (byte >= 0) TM_TRY(tm_buf_append(bytes, &c, 1));
         }
         if (byte >= 0) continue;
-        bytes.len = start;
-        TM_GO(tm_buf_append(&bytes, t.p, t.n));
+        bytes->len = start;
+        TM_TRY(tm_buf_append(bytes, t.p, t.n));
     }
+    return TM_OK;
+}
+
+static tm_status run_byte_level(const tk_decode_step *s, const tk_tokens *in, tk_tokens *out) {
+    tm_buf bytes = {0}, text = {0};
+    tm_status rc = TM_OK;
+    (void)s;
+    TM_GO(put_level_bytes(in, &bytes));
     TM_GO(tk_put_lossy(&text, bytes.data == NULL ? "" : bytes.data, bytes.len));
     TM_GO(tk_tokens_put(out, text.data == NULL ? "" : text.data, text.len));
 done:
@@ -159,6 +164,59 @@ static tm_status run_replace(const tk_decode_step *s, const tk_tokens *in, tk_to
 done:
     tk_text_free(&from);
     tk_text_free(&to);
+    return rc;
+}
+
+/* ---- one token inside a text ------------------------------------------------------------------------------------ */
+
+static tm_status level_bytes(const tk_tokens *in, tk_tokens *out) {
+    tm_buf bytes = {0};
+    tm_status rc = put_level_bytes(in, &bytes);
+    if (rc == TM_OK) rc = tk_tokens_put(out, bytes.data == NULL ? "" : bytes.data, bytes.len);
+    tm_buf_free(&bytes);
+    return rc;
+}
+
+static tm_status fallback_bytes(const tk_tokens *in, tk_tokens *out) {
+    for (size_t i = 0; i < in->n; i++) {
+        token t = get(in, i);
+        int byte = fallback_byte(t);
+        char c = (char)byte;
+        TM_TRY(byte >= 0 ? tk_tokens_put(out, &c, 1) : tk_tokens_put(out, t.p, t.n));
+    }
+    return TM_OK;
+}
+
+static tm_status run_inside(const tk_decode_step *s, bool fused, const tk_tokens *in, tk_tokens *out) {
+    if (s->run == run_byte_level) return level_bytes(in, out);
+    if (s->run == run_byte_fallback) return fallback_bytes(in, out);
+    bool of_ends = s->run == run_fuse || (s->run == run_strip && fused);
+    if (!of_ends) return s->run(s, in, out);
+    for (size_t i = 0; i < in->n; i++) TM_TRY(tk_tokens_put(out, get(in, i).p, get(in, i).n));
+    return TM_OK;
+}
+
+/* Empty tokens stand before and after it: what a decoder takes off the ends of a text it takes off those. */
+tm_status tk_decode_inside(const tk_decoder *d, const char *name, size_t n, tm_buf *out) {
+    tk_tokens now = {0}, next = {0};
+    tm_status rc;
+    bool fused = false;
+    TM_GO(tk_tokens_put(&now, "", 0));
+    TM_GO(tk_tokens_put(&now, name, n));
+    TM_GO(tk_tokens_put(&now, "", 0));
+    for (size_t i = 0; i < d->n; i++) {
+        next.n = 0;
+        tm_buf_clear(&next.text);
+        TM_GO(run_inside(&d->step[i], fused, &now, &next));
+        fused = fused || d->step[i].run == run_fuse;
+        tk_tokens swap = now;
+        now = next;
+        next = swap;
+    }
+    TM_GO(tm_buf_append(out, now.text.data == NULL ? "" : now.text.data, now.text.len));
+done:
+    tk_tokens_free(&now);
+    tk_tokens_free(&next);
     return rc;
 }
 

@@ -217,6 +217,8 @@ typedef struct tk_decoder {
 } tk_decoder;
 tm_status tk_decoder_parse(tk_decoder *d, const tm_json *node, const char *name) TM_MUST_USE;
 void tk_decoder_free(tk_decoder *d);
+/* Appends the bytes of a token that others stand before and after. */
+tm_status tk_decode_inside(const tk_decoder *d, const char *name, size_t n, tm_buf *out) TM_MUST_USE;
 
 struct tm_tokenizer {
     char *name;
