@@ -70,9 +70,15 @@ static void print_help(const tm_cli *cli) {
     if (cli->n_opts) puts("\noptions:");
     for (size_t i = 0; i < cli->n_opts; i++) {
         const tm_opt *o = &cli->opts[i];
-        int width = printf("  --%s%s%s", o->name, o->value ? " " : "", o->value ? o->value : "");
+        char letter[8] = "";
+        if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
+        int width = printf("  %s--%s%s%s", letter, o->name, o->value ? " " : "", o->value ? o->value : "");
         printf("%*s%s%s\n", width < 28 ? 28 - width : 1, "", o->help, o->required ? " (required)" : "");
     }
+    if (cli->keys)
+        printf("  --KEY VALUE               any key of the configuration, over what its file says: --lora_rank 8, "
+               "--dataset a b,\n%28s--memory.host_budget 2GiB; '%s train --keys' lists them\n",
+               "", tm_cli_program);
     if (cli->example) print_example(cli->example);
 }
 
@@ -91,23 +97,74 @@ static const tm_opt *find_option(const tm_cli *cli, const char *word, size_t n) 
     return NULL;
 }
 
-/* HF Trainer takes its keys as options: here they are --set. */
-static int key_as_option(const char *command, const char *word, const char *argument, const char *next) {
-    const char *value = strchr(argument, '='), *shown = value ? value + 1 : next && *next != '-' ? next : "VALUE";
-    return tm_cli_wrong(command, "unknown option '--%s', which is a key of the configuration: --set %s=%.64s", word,
-                        word, shown);
+/* "-c" */
+static const tm_opt *find_letter(const tm_cli *cli, const char *argument) {
+    for (size_t i = 0; i < cli->n_opts; i++)
+        if (cli->opts[i].letter && cli->opts[i].letter == argument[1] && !argument[2]) return &cli->opts[i];
+    return NULL;
 }
 
-static int unknown_option(const tm_cli *cli, const char *command, const char *argument, const char *next) {
+static int unknown_option(const tm_cli *cli, const char *command, const char *argument) {
     char word[MAX_WORD];
     if (strncmp(argument, "--", 2) != 0)
         return tm_cli_wrong(command, "unknown option '%s': options are written out, as --name", argument);
     option_word(argument + 2, word, sizeof word);
-    if (find_option(cli, "set", 3) && tm_config_is_key(word)) return key_as_option(command, word, argument, next);
     const char *near = tm_cli_suggest(word, cli->opts, cli->n_opts, sizeof *cli->opts);
+    if (!near && cli->keys) near = tm_config_suggest(word);
     if (near) return tm_cli_wrong(command, "unknown option '--%s'; did you mean '--%s'?", word, near);
     return tm_cli_wrong(command, "unknown option '--%s'", word);
 }
+
+/* ---- keys of the configuration as options -------------------------------------------------------------------------- */
+
+/* What was put together of several arguments; as long as the process lives. */
+typedef struct made {
+    struct made *next;
+    tm_buf text;
+} made;
+static made *all_made;
+
+static const char *keep(tm_buf *text) {
+    made *m = tm_malloc(sizeof *m);
+    if (!m) return NULL;
+    *m = (made){.next = all_made, .text = *text};
+    all_made = m;
+    return m->text.data;
+}
+
+/* argv[*at] as a key: -1, or the exit status after the error line. */
+static int take_key(const tm_cli *cli, int argc, char **argv, int *at) {
+    tm_buf text = {0};
+    bool is_key;
+    tm_status rc = tm_config_option(argc, (const char *const *)argv, at, &text, &is_key);
+    if (rc == TM_OK && !is_key) return unknown_option(cli, argv[0], argv[*at]);
+    const char *assignment = rc == TM_OK ? keep(&text) : NULL;
+    if (!assignment) {
+        tm_buf_free(&text);
+        if (rc != TM_EINPUT) return tm_cmd_fail();
+        rc = tm_cli_wrong(argv[0], "%s", tm_error_get()->text);
+        tm_error_clear();
+        return (int)rc;
+    }
+    if (cli->keys->count == cli->keys->cap)
+        return tm_cli_wrong(argv[0], "more than %zu keys; write a configuration file", cli->keys->cap);
+    cli->keys->value[cli->keys->count++] = assignment;
+    return -1;
+}
+
+int tm_cli_config(const char *command, const char **option, const char *word, const tm_opt_list *keys) {
+    if (*option && word)
+        return tm_cli_wrong(command, "two configurations, '%s' and '%s'; give one, and the rest as --key value",
+                            *option, word);
+    if (word) *option = word;
+    if (*option || keys->count) return -1;
+    return tm_cli_wrong(command,
+                        "a configuration is missing: a file, or its keys as options, as in '%s %s --model "
+                        "DIR --dataset FILE'",
+                        tm_cli_program, command);
+}
+
+/* ---- one option ---------------------------------------------------------------------------------------------------- */
 
 static int set_size(const tm_opt *o, const char *command, const char *value) {
     if (!strcmp(value, "unlimited")) {
@@ -180,13 +237,15 @@ int tm_cli_count(const tm_cli *cli) {
     return n;
 }
 
-/* argv[*at] is "--name" or "--name=value"; *at moves on past a value that stands apart. */
+/* argv[*at] is "--name", "--name=value" or "-n"; *at moves on past a value that stands apart. */
 static int take_option(const tm_cli *cli, int argc, char **argv, int *at, bool *seen) {
     const char *argument = argv[*at], *name = argument + 2;
     size_t n = strcspn(name, "=");
     const char *value = name[n] == '=' ? name + n + 1 : NULL;
-    const tm_opt *o = find_option(cli, name, n);
-    if (!o) return unknown_option(cli, argv[0], argument, argv[*at + 1]);
+    const tm_opt *o = argument[1] == '-' ? find_option(cli, name, n) : find_letter(cli, argument);
+    if (!o && cli->keys && argument[1] == '-') return take_key(cli, argc, argv, at);
+    if (!o) return unknown_option(cli, argv[0], argument);
+    if (argument[1] != '-') value = NULL;
     if (o->kind == TM_OPT_FLAG && value) return tm_cli_wrong(argv[0], "--%s takes no value", o->name);
     if (o->kind != TM_OPT_FLAG && !value) {
         if (*at + 1 >= argc) return tm_cli_wrong(argv[0], "--%s needs a value, %s", o->name, o->value);
@@ -211,8 +270,7 @@ int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
             print_help(cli);
             return TM_EXIT_DONE;
         } else {
-            rc = argv[i][1] == '-' ? take_option(cli, argc, argv, &i, seen)
-                                   : unknown_option(cli, argv[0], argv[i], argv[i + 1]);
+            rc = take_option(cli, argc, argv, &i, seen);
         }
     }
     if (rc < 0) rc = missing_required(cli, seen, argv[0]);

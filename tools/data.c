@@ -216,7 +216,8 @@ static tm_status open_session(look *l, uint64_t most_bytes, bool noted) {
     l->s = (session){.args = &l->args};
     TM_TRY(session_load_config(&l->s, true));
     if (!l->s.cfg->data.train)
-        return tm_fail(TM_EINPUT, "%s: it names no data.train, of which something could be said", l->args.config);
+        return tm_fail(TM_EINPUT, "%s: it names no data.train, of which something could be said; --dataset FILE",
+                       l->args.config ? l->args.config : "command line");
     return session_read_data(&l->s, most_bytes, noted ? note : NULL, &l->found);
 }
 
@@ -243,30 +244,34 @@ static tm_status run(look *l) {
 
 int tm_cmd_data(int argc, char **argv) {
     static look l;
-    const char *set[256], *config[1] = {NULL};
+    const char *set[256], *word[1], *config = NULL;
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     l = (look){.samples = 3, .first = 1};
     const tm_opt opts[] = {
+        TM_CONFIG_OPTION(&config),
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("samples", TM_OPT_INT, &l.samples, "N", "samples to show (3)"),
         TM_OPTION("from", TM_OPT_INT, &l.first, "I", "the first of them, counted from 1"),
         TM_FLAG("json", &l.json, "print one JSON object, with the problems and without the samples"),
     };
     const tm_cli cli = {
-        .usage = "data CONFIG.json [--set key.path=value]... [--samples N] [--from I] [--json]",
+        .usage = "data [CONFIG] [--KEY VALUE]... [--set key.path=value]... [--samples N] [--from I] [--json]",
         .about = "Reads all data of a configuration and says what the model will see: counts, lengths, how much is "
                  "padding, what is cut or left out and why, and samples, with what is not learned dimmed. Needs the "
                  "model's config.json, tokenizer and template.",
         .example = "tidemill data config.json --samples 5\n"
-                   "tidemill data config.json --set data.train=more.csv --set 'data.columns={\"q\": \"prompt\", \"a\": "
+                   "tidemill data --model DIR --dataset more.csv --columns '{\"q\": \"prompt\", \"a\": "
                    "\"completion\"}'",
         TM_CLI_OPTIONS(opts),
-        TM_CLI_WORDS(config, 1, 1),
+        .keys = &sets,
+        TM_CLI_WORDS(word, 0, 1),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
+    rc = tm_cli_config("data", &config, word[0], &sets);
+    if (rc >= 0) return rc;
     if (l.samples < 0 || l.first < 1) return tm_cli_wrong("data", "--samples is at least 0, and --from at least 1");
     l.first--;
-    l.args = (tm_train_args){.config = config[0], .set = set, .n_set = sets.count, .quiet = true};
+    l.args = (tm_train_args){.config = config, .set = set, .n_set = sets.count, .quiet = true};
     return run(&l) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }

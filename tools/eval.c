@@ -47,8 +47,8 @@ int tm_cmd_eval(int argc, char **argv) {
         TM_OPTION("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
         TM_OPTION("data", TM_OPT_STRING, &a.data, "FILE",
                   "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids"),
-        TM_OPTION("config", TM_OPT_STRING, &a.config, "FILE|DIR",
-                  "configuration, or OUTPUT_DIR of a run: its objective, and what is not said here"),
+        {"config", TM_OPT_STRING, &a.config, "FILE|DIR",
+         "configuration, or OUTPUT_DIR of a run: its objective, and what is not said here", false, 'c'},
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE",
                   "a key of the configuration (objective.type=dpo); may be repeated"),
         TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16",
@@ -73,7 +73,8 @@ int tm_cmd_eval(int argc, char **argv) {
                             "Prints loss and perplexity of a model on a data file; tokens are those that have a label. "
                             "With a configuration, loss and metrics of its objective.",
                         .example = "tidemill eval --model smollm2 --data heldout.jsonl --exact-match\n"
-                                   "tidemill eval --config out --data heldout-pairs.jsonl",
+                                   "tidemill eval --config out --data heldout-pairs.jsonl --beta 0.2",
+                        .keys = &sets,
                         TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;

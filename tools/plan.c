@@ -1,5 +1,6 @@
 /* tidemill plan */
 #include "tools/advice.h"
+#include "tools/plan.h"
 #include "tools/plan_words.h"
 #include "tools/tools.h"
 
@@ -322,8 +323,9 @@ static const char *find_hardware(const char *given, char *buf, size_t cap) {
     return given;
 }
 
-static int plan(const tm_plan_args *args, bool json) {
+int tm_plan_show(const tm_plan_args *args, bool json) {
     tm_plan_report r;
+    tm_stop_catch(); /* a scan may have spilled tokens into OUTPUT_DIR */
     tm_status status = tm_plan_run(args, &r);
     if (r.rank > 0) return tm_exit_status(status); /* the first rank says it */
     if (json && (status == TM_OK || status == TM_EBUDGET)) {
@@ -338,12 +340,13 @@ static int plan(const tm_plan_args *args, bool json) {
 }
 
 int tm_cmd_plan(int argc, char **argv) {
-    const char *set[256], *set_hardware[64], *config[1] = {NULL};
+    const char *set[256], *set_hardware[64], *word[1], *config = NULL;
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     tm_opt_list hardware_sets = {.value = set_hardware, .cap = TM_COUNT(set_hardware)};
     tm_plan_args a = {.hardware = NULL};
     bool json = false, advise = false;
     const tm_opt opts[] = {
+        TM_CONFIG_OPTION(&config),
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("hardware", TM_OPT_STRING, &a.hardware, "HW.json", "plan for the machine of this file instead"),
         TM_OPTION("set-hardware", TM_OPT_LIST, &hardware_sets, "KEY=VALUE",
@@ -358,7 +361,7 @@ int tm_cmd_plan(int argc, char **argv) {
         TM_FLAG("json", &json, "print one JSON object"),
     };
     const tm_cli cli = {
-        .usage = "plan CONFIG.json [--set key.path=value]... [--hardware HW.json] "
+        .usage = "plan [CONFIG] [--KEY VALUE]... [--set key.path=value]... [--hardware HW.json] "
                  "[--set-hardware key=value]... [--advise] [--json]",
         .about = "Compiles the training step under the budget and says what it would take, without starting it. Needs "
                  "only the model's config.json; where data and tokenizer are there, the rows' lengths count, else "
@@ -370,12 +373,15 @@ int tm_cmd_plan(int argc, char **argv) {
                    "tidemill plan config.json --save-hardware here.json\n"
                    "tidemill plan config.json --hardware hardware/8x80gb.json --set-hardware nodes=8 --advise",
         TM_CLI_OPTIONS(opts),
-        TM_CLI_WORDS(config, 1, 1),
+        .keys = &sets,
+        TM_CLI_WORDS(word, 0, 1),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
+    rc = tm_cli_config("plan", &config, word[0], &sets);
+    if (rc >= 0) return rc;
     if (a.tbw < 0) return tm_cli_wrong("plan", "--tbw %g is not a number of terabytes", a.tbw);
-    a.train = (tm_train_args){.config = config[0], .set = set, .n_set = sets.count, .quiet = true};
+    a.train = (tm_train_args){.config = config, .set = set, .n_set = sets.count, .quiet = true};
     a.set_hardware = set_hardware;
     a.n_set_hardware = hardware_sets.count;
     if (a.n_set_hardware && !a.hardware)
@@ -387,6 +393,6 @@ int tm_cmd_plan(int argc, char **argv) {
     if (a.save_hardware && (a.hardware || advise))
         return tm_cli_wrong("plan", "--save-hardware writes what was measured here: not with --%s",
                             a.hardware ? "hardware" : "advise");
-    tm_stop_catch(); /* a scan may have spilled tokens into OUTPUT_DIR */
-    return advise ? tm_plan_show_advice(&a, json) : plan(&a, json);
+    tm_stop_catch();
+    return advise ? tm_plan_show_advice(&a, json) : tm_plan_show(&a, json);
 }

@@ -105,29 +105,37 @@ typedef struct tm_opt {
     const char *value; /* what the help calls the value: "SIZE"; NULL for flags */
     const char *help;
     bool required;
+    char letter; /* "-c" as well; 0: none */
 } tm_opt;
 #define TM_OPTION(name, kind, into, value, help)                                                                       \
-    { name, kind, into, value, help, false }
+    { name, kind, into, value, help, false, 0 }
 #define TM_REQUIRED(name, kind, into, value, help)                                                                     \
-    { name, kind, into, value, help, true }
+    { name, kind, into, value, help, true, 0 }
 #define TM_FLAG(name, into, help)                                                                                      \
-    { name, TM_OPT_FLAG, into, NULL, help, false }
+    { name, TM_OPT_FLAG, into, NULL, help, false, 0 }
 typedef struct tm_cli {
     const char *usage;   /* "probe --model DIR ...", without "tidemill" */
     const char *about;   /* a sentence or more; ends with its full stop */
     const char *example; /* one or more command lines, each on a line of its own */
     const tm_opt *opts;
     size_t n_opts;
+    tm_opt_list *keys;       /* the list of --set: every key of the configuration is an option too; NULL: none is */
     const char **positional; /* room for max_positional pointers; NULL where the command takes none */
     int min_positional, max_positional;
 } tm_cli;
 #define TM_CLI_OPTIONS(table) .opts = (table), .n_opts = TM_COUNT(table)
 #define TM_CLI_WORDS(at, least, most) .positional = (at), .min_positional = (least), .max_positional = (most)
+/* A configuration, by name and letter or as the one positional: `into` for TM_CLI_WORDS(words, 0, 1). */
+#define TM_CONFIG_OPTION(into)                                                                                         \
+    { "config", TM_OPT_STRING, into, "FILE", "the configuration: the same as CONFIG by itself", false, 'c' }
 /* Reads the arguments of one command. -1: go on; else the exit status to return. Options may follow positionals, "--"
  * ends them, "--name=value" and "--name value" both do; abbreviations are refused. */
 TM_MUST_USE int tm_cli_parse(const tm_cli *cli, int argc, char **argv);
 /* "fp32" or "bf16" into *out: -1; else the exit status, after the error line. */
 TM_MUST_USE int tm_precision_option(const char *command, const char *text, tm_dtype *out);
+/* The configuration of a command that takes keys as options, by its option or its place, into *option (NULL: there is
+ * none, keys say it all): -1; else the exit status, after the error line. */
+TM_MUST_USE int tm_cli_config(const char *command, const char **option, const char *word, const tm_opt_list *keys);
 /* Positionals that were given, after tm_cli_parse. Entries past the count are NULL. */
 int tm_cli_count(const tm_cli *cli);
 /* What --json prints is one object, one in a process: begun here; ended and printed on a line of its own there. */

@@ -1,6 +1,7 @@
 /* tidemill train */
 #include "tools/tools.h"
 #include "config/config.h"
+#include "tools/plan.h"
 #include "train/train.h"
 
 #include <stdio.h>
@@ -16,13 +17,15 @@ static int print_keys(void) {
 }
 
 int tm_cmd_train(int argc, char **argv) {
-    const char *set[256], *config[1] = {NULL}, *resume = "auto";
+    const char *set[256], *word[1], *config = NULL, *resume = "auto";
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     const char *trace = NULL;
-    bool profile = false, quiet = false, keys = false, allow = false, resumable = false, reported = false;
+    bool profile = false, quiet = false, keys = false, dry_run = false, allow = false, resumable = false,
+         reported = false;
     double grace = 30;
     int64_t replay = 0;
     const tm_opt opts[] = {
+        TM_CONFIG_OPTION(&config),
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE", "override one key of the configuration; may be repeated"),
         TM_OPTION("resume", TM_OPT_STRING, &resume, "auto|never|DIR",
                   "auto: go on from the output_dir's latest commit; never: start over; DIR: go on from there"),
@@ -36,26 +39,32 @@ int tm_cmd_train(int argc, char **argv) {
         TM_FLAG("profile", &profile,
                 "say at the end, and in log.jsonl, where the seconds of a step went: by operation and by resource"),
         TM_FLAG("quiet", &quiet, "no first sample and no progress on stderr"),
+        TM_FLAG("dry-run", &dry_run, "plan it, say what `tidemill plan` says, and stop before anything is made"),
         TM_FLAG("keys", &keys, "list every key of the configuration with its default and meaning"),
     };
     const tm_cli cli = {
-        .usage = "train CONFIG.json [--set key.path=value]... [--resume auto|never|DIR]",
-        .about = "Fine-tunes a model. CONFIG.json holds tidemill's keys, a DeepSpeed configuration, or both; "
+        .usage = "train [CONFIG] [--KEY VALUE]... [--set key.path=value]... [--resume auto|never|DIR]",
+        .about = "Fine-tunes a model. CONFIG holds tidemill's keys, a DeepSpeed configuration, or both; keys may be "
+                 "options as well; "
                  "parameters and Adam "
                  "states are paged between the offload path and memory.host_budget. Writes OUTPUT_DIR/log.jsonl, one "
                  "line a step, "
                  "and a Hugging Face folder into OUTPUT_DIR.",
-        .example = "tidemill train config.json --set memory.host_budget=512MiB\ntidemill train --keys",
+        .example = "tidemill train --model DIR --dataset train.jsonl --tuner_type lora --lora_rank 8\n"
+                   "tidemill train config.json --memory.host_budget 512MiB --dry-run\n"
+                   "tidemill train --keys",
         TM_CLI_OPTIONS(opts),
-        TM_CLI_WORDS(config, 0, 1),
+        .keys = &sets,
+        TM_CLI_WORDS(word, 0, 1),
     };
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     if (keys) return print_keys();
     if (!(grace >= 0)) return tm_cli_wrong("train", "--grace is a number of seconds, 0 at the least");
     if (replay < 0) return tm_cli_wrong("train", "--replay-every is a number of steps; 0: none is computed twice");
-    if (!config[0]) return tm_cli_wrong("train", "a configuration file is missing");
-    tm_train_args args = {.config = config[0],
+    rc = tm_cli_config("train", &config, word[0], &sets);
+    if (rc >= 0) return rc;
+    tm_train_args args = {.config = config,
                           .set = set,
                           .n_set = sets.count,
                           .resume = resume,
@@ -67,6 +76,10 @@ int tm_cmd_train(int argc, char **argv) {
                           .grace_seconds = grace > 0 ? grace : 1e-9,
                           .reported = &reported,
                           .resumable = &resumable};
+    if (dry_run) {
+        args.dry_run = args.quiet = true;
+        return tm_plan_show(&(tm_plan_args){.train = args}, false);
+    }
     const char *seed = getenv("TIDEMILL_ORDER_SEED"); /* tests: run the plan in a random legal order */
     if (seed) args.order_seed = strtoull(seed, NULL, 10);
     if (tm_train_run(&args) == TM_OK) return TM_EXIT_DONE;

@@ -81,9 +81,8 @@ static tm_status merge_file(cfg_state *s, const cfg_value *at) {
 
 /* The last --set deepspeed=... decides which file is read; it is applied here and again, harmlessly, in its turn. */
 static tm_status merge_deepspeed(cfg_state *s) {
-    static const char key[] = "deepspeed=";
     for (size_t i = 0; i < s->opts->n_set; i++)
-        if (!strncmp(s->opts->set[i], key, sizeof key - 1)) TM_TRY(cfg_apply_set(s, s->opts->set[i]));
+        if (cfg_set_value(s->opts->set[i], "deepspeed")) TM_TRY(cfg_apply_set(s, s->opts->set[i]));
     const cfg_value *v = cfg_raw(s, "deepspeed");
     if (!v) return TM_OK;
     if (v->node->type == TM_JSON_STRING) return merge_file(s, v);

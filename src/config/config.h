@@ -276,9 +276,10 @@ typedef struct tm_config {
 
 typedef struct tm_config_opts {
     const char *name;       /* of the text, for messages: the path as the user gave it */
-    const char *const *set; /* "key.path=value": JSON, else a string; applied last, in order */
+    const char *const *set; /* "key.path=value", or "--key=value": JSON, else a string; applied last, in order */
     size_t n_set;
     uint32_t world_size; /* 0: 1 */
+    bool by_options;     /* there is no file: what lacks is to be given as an option */
     bool data_optional;  /* `plan`: data.train and output_dir may be missing */
     /* Appends the file at `path` (relative to the current directory) to `out`; for "deepspeed": PATH. */
     tm_status (*read_file)(void *ctx, const char *path, tm_buf *out);
@@ -309,6 +310,13 @@ typedef enum tm_config_change {
 } tm_config_change;
 tm_config_change tm_config_change_of(const char *path); /* "data.seq_len" */
 bool tm_config_is_key(const char *path);                /* in either spelling; '-' is not '_' */
+/* A key as an option of a command: argv[*at] is "--key" or "--key=value". Words that stand apart are taken as far as the
+ * key takes any (a list several, a switch none or one), and *at moves on to the last of them. '-' is '_' there, and of a
+ * key in data, memory, objective, adapter or quantization the last name is enough. Appends "--key=value", which counts
+ * as one of tm_config_opts.set. Not a key: *is_key is false. TM_EINPUT: its value is missing. */
+TM_MUST_USE tm_status tm_config_option(int argc, const char *const *argv, int *at, tm_buf *out, bool *is_key);
+/* The key that was probably meant, or NULL. */
+const char *tm_config_suggest(const char *name);
 /* Appends every key with its type, default and meaning, for --keys and the documentation. */
 TM_MUST_USE tm_status tm_config_help(tm_buf *out);
 

@@ -201,7 +201,9 @@ const char *cfg_show_node(const tm_json *n, char *buf, size_t cap);
 /* Reads a tree into the values, checking keys, types and ranges. `prefix`: "" or "optimizer." */
 tm_status cfg_merge(cfg_state *s, const tm_json *root, const char *prefix, const char *file,
                     cfg_source source) TM_MUST_USE;
-tm_status cfg_apply_set(cfg_state *s, const char *assignment) TM_MUST_USE;
+/* "key.path=value", or "--key.path=value" as an option was given. */
+tm_status cfg_apply_set(cfg_state *s, const char *given) TM_MUST_USE;
+const char *cfg_set_value(const char *assignment, const char *key); /* NULL: it is not of that key */
 /* Before the first cfg_merge: which rows --set will replace. */
 tm_status cfg_lift(cfg_state *s) TM_MUST_USE;
 

@@ -168,31 +168,46 @@ static const schema_row *closed_section(const char *path) {
     return NULL;
 }
 
+/* "key=value" of "--key=value", and what stands in front of it in messages. */
+static const char *without_dashes(const char *assignment, const char **shown) {
+    bool option = !strncmp(assignment, "--", 2);
+    if (shown) *shown = option ? "" : "--set ";
+    return assignment + (option ? 2 : 0);
+}
+
+const char *cfg_set_value(const char *assignment, const char *key) {
+    const char *path = without_dashes(assignment, NULL);
+    size_t n = strlen(key);
+    return !strncmp(path, key, n) && path[n] == '=' ? path + n + 1 : NULL;
+}
+
 /* What --set says of a key, null included, counts in place of what a file says: that need not be right, then. */
 tm_status cfg_lift(cfg_state *s) {
     if (s->opts->n_set == 0) return TM_OK;
     TM_TRY(cfg_alloc(s->cfg, s->opts->n_set * sizeof *s->lifted, (void **)&s->lifted));
     for (size_t i = 0; i < s->opts->n_set; i++) {
         char path[PATH_MAX_BYTES];
-        size_t len = strcspn(s->opts->set[i], "=");
+        const char *assignment = without_dashes(s->opts->set[i], NULL);
+        size_t len = strcspn(assignment, "=");
         if (len >= sizeof path) continue;
-        snprintf(path, sizeof path, "%.*s", (int)len, s->opts->set[i]);
+        snprintf(path, sizeof path, "%.*s", (int)len, assignment);
         const schema_row *row = schema_find(path);
         s->lifted[i] = row && row->alias_of ? schema_find(row->alias_of) : row;
     }
     return TM_OK;
 }
 
-tm_status cfg_apply_set(cfg_state *s, const char *assignment) {
+tm_status cfg_apply_set(cfg_state *s, const char *given) {
+    const char *shown, *assignment = without_dashes(given, &shown);
     const char *eq = strchr(assignment, '=');
     size_t len = eq ? (size_t)(eq - assignment) : 0;
     if (!len || len >= PATH_MAX_BYTES) return tm_fail(TM_EINPUT, "--set %s: write --set key.path=value", assignment);
     char path[PATH_MAX_BYTES], section[PATH_MAX_BYTES] = "";
     snprintf(path, sizeof path, "%.*s", (int)len, assignment);
     char *name;
-    size_t name_len = strlen(assignment) + 8;
+    size_t name_len = strlen(given) + 8;
     TM_TRY(cfg_alloc(s->cfg, name_len, (void **)&name));
-    snprintf(name, name_len, "--set %s", assignment);
+    snprintf(name, name_len, "%s%s", shown, given);
     const schema_row *row = schema_find(path), *own = row && row->alias_of ? schema_find(row->alias_of) : row;
     const tm_json *value;
     TM_TRY(set_value(s, own, eq + 1, name, &value));

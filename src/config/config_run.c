@@ -7,8 +7,8 @@
 
 static const int64_t NEVER = 1000000000000000;
 
-static void missing(cfg_state *s, const char *path, const char *example) {
-    cfg_wrong(s, &s->whole, "\"%s\" is missing; give it, for example %s", path, example);
+static void missing(cfg_state *s, const char *path, const char *example, const char *option) {
+    cfg_wrong(s, &s->whole, "\"%s\" is missing; give it, for example %s", path, s->opts->by_options ? option : example);
 }
 
 /* ---- precision: one of three spellings ----------------------------------------------------------------------- */
@@ -87,7 +87,7 @@ static tm_status resolve_data(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     TM_TRY(config_resolve_data(s));
     if (!c->data.train && !s->opts->data_optional)
-        missing(s, "data.train", "\"data\": {\"train\": \"examples.jsonl\"}");
+        missing(s, "data.train", "\"data\": {\"train\": \"examples.jsonl\"}", "--dataset examples.jsonl");
     resolve_format(s);
     resolve_truncation(s);
     if (!cfg_given(s, "data_seed")) c->data.seed = c->seed;
@@ -214,7 +214,7 @@ static tm_status resolve_output(cfg_state *s) {
 tm_status config_resolve_run(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     TM_TRY(cfg_fill_path(s, "model"));
-    if (!c->model) missing(s, "model", "\"model\": \"path/to/hf-folder\"");
+    if (!c->model) missing(s, "model", "\"model\": \"path/to/hf-folder\"", "--model path/to/hf-folder");
     check_save_state(s);
     TM_TRY(resolve_precision(s));
     TM_TRY(resolve_data(s));

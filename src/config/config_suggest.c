@@ -207,6 +207,17 @@ tm_status config_suggest_key(tm_buf *out, const char *section, const char *key) 
     return TM_OK;
 }
 
+const char *tm_config_suggest(const char *name) {
+    const char *other = by_other_name(name);
+    (void)pthread_once(&once, fill);
+    if (other) return other;
+    const schema_row *row = same_name("", name);
+    if (!row) row = nearest("", name, 4);
+    if (!row) row = of_same_words(name);
+    if (!row && strlen(name) > 4) row = nearest(NULL, name, 6);
+    return row ? row->path : NULL;
+}
+
 /* What others call a value. */
 static const struct {
     const char *row, *value, *ours;

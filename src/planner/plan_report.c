@@ -393,10 +393,12 @@ tm_status plan_open(planning *g) {
         TM_TRY(session_open_ranks(s));
     }
     if (s->comm) g->out->rank = s->ranks.rank;
-    TM_TRY(session_load_config(s, true));
+    bool dry_run = g->args->train.dry_run;
+    TM_TRY(session_load_config(s, !dry_run));
     if (!g->hardware) TM_TRY(session_check_budget(s->cfg));
     TM_TRY(plan_take_gpus(g));
-    return session_prepare(s, true);
+    TM_TRY(session_prepare(s, true));
+    return dry_run && !s->train ? tm_fail(TM_EINPUT, "%s: %s", s->cfg->model, s->rows_basis) : TM_OK;
 }
 
 static tm_status fill_autos(const planning *g) {

@@ -5,11 +5,12 @@
 #include "base/base.h"
 
 typedef struct tm_train_args {
-    const char *config;     /* path of the JSON file */
-    const char *const *set; /* --set key.path=value */
+    const char *config;     /* path of the file; NULL: `set` says it all */
+    const char *const *set; /* key.path=value, or --key.path=value (config.h) */
     size_t n_set;
     const char *resume;         /* "auto" (default), "never", or a directory */
     uint64_t order_seed;        /* != 0: random legal orders of every plan (tests) */
+    bool dry_run;               /* a plan: what `train` would refuse is refused, too */
     bool quiet;                 /* no sample, no progress */
     bool profile;               /* the table of where a step's seconds went, at the end */
     const char *trace;          /* Chrome trace JSON of every step, as simulated and as it ran; NULL: not */

@@ -18,10 +18,12 @@ static tm_status slurp(void *ctx, const char *path, tm_buf *out) {
 
 tm_status session_load_config(session *s, bool data_optional) {
     tm_buf text = {0};
-    tm_status rc = tm_file_slurp(s->args->config, 16 * TM_MIB, &text);
+    const char *file = s->args->config;
+    tm_status rc = file ? tm_file_slurp(file, 16 * TM_MIB, &text) : tm_buf_printf(&text, "{}");
     if (rc == TM_OK)
         rc = tm_config_load(&s->cfg, text.data, text.len,
-                            &(tm_config_opts){.name = s->args->config,
+                            &(tm_config_opts){.name = file ? file : "command line",
+                                              .by_options = !file,
                                               .set = s->args->set,
                                               .n_set = s->args->n_set,
                                               .read_file = slurp,

@@ -111,7 +111,8 @@ static tm_status refuse_replaced(const trainer *t) {
     if (would_replace(&output, c->model)) return refuse_replacing(t, "those of the model", c->model);
     TM_TRY(refuse_data(t, &output, &c->data.train_items, "the training data"));
     TM_TRY(refuse_data(t, &output, &c->data.eval_items, "the evaluation data"));
-    if (would_replace(&output, t->s.args->config)) return refuse_replacing(t, "the configuration", t->s.args->config);
+    const char *config = t->s.args->config;
+    if (config && would_replace(&output, config)) return refuse_replacing(t, "the configuration", config);
     if (is_part_of_a_run(c->output_dir, run, sizeof run)) return refuse_replacing(t, "those of another run", run);
     TM_TRY(holds_foreign_model(c->output_dir, &model));
     return model ? refuse_replacing(t, "a model that no run has written there", c->output_dir) : TM_OK;
