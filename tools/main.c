@@ -19,11 +19,15 @@ static const tm_command commands[] = {
     {"clean", tm_cmd_clean, "remove what dead runs left below an offload path"},
 };
 
+static const char *const awake[] = {"generate", "chat", "bench generate"};
+
 int main(int argc, char **argv) {
     const tm_program tidemill = {
         .name = "tidemill",
         .about = "Fine-tunes language models that are larger than memory: parameters and Adam states lie in files.",
         .commands = commands,
-        .n_commands = TM_COUNT(commands)};
+        .n_commands = TM_COUNT(commands),
+        .awake = awake,
+        .n_awake = TM_COUNT(awake)};
     return tm_program_run(&tidemill, argc, argv);
 }

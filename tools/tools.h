@@ -44,6 +44,8 @@ typedef struct tm_program {
     const char *name, *about;
     const tm_command *commands;
     size_t n_commands;
+    const char *const *awake; /* [n_awake] "bench generate": its threads wait awake between many short kernels */
+    size_t n_awake;
 } tm_program;
 /* main: runs the command that argv names; help, version, unknown commands. Returns the exit status. */
 int tm_program_run(const tm_program *p, int argc, char **argv);

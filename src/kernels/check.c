@@ -272,7 +272,7 @@ const char *kernels_check_column(const kernels_table *x) {
 
 /* ---- products ---- */
 
-enum { MOST_M = 35, MOST_N = 50, MOST_K = 70 };
+enum { MOST_M = 70, MOST_N = 50, MOST_K = 70 };
 typedef struct product {
     tm_gemm_args g;
     float a[MOST_M * MOST_K], b[MOST_N * MOST_K], c[MOST_M * MOST_N]; /* as fp32 */
@@ -313,12 +313,12 @@ static bool product_right(const product *p) {
     return true;
 }
 
-/* trans: 0 x W^T, 1 dY W, 2 dY^T X, as a model multiplies. */
+/* trans: 0 x W^T, 1 dY W, 2 dY^T X, as a model multiplies; 3: as 0, of more than a few rows. */
 static bool try_product(product *p, void (*run)(const tm_gemm_args *), tm_elem ab, tm_elem c, int trans, float beta) {
-    size_t m = trans == 2 ? 35 : 7, n = trans == 1 ? 50 : 37, k = trans == 2 ? 19 : 70;
+    size_t m = trans == 3 ? 70 : trans == 2 ? 35 : 7, n = trans == 1 ? 50 : 37, k = trans == 2 ? 19 : 70;
     fill(p->a, m * k, 11), fill(p->b, n * k, 12), fill(p->c, m * n, 13);
     p->g = (tm_gemm_args){.m = m, .n = n, .k = k, .alpha = 1, .beta = beta, .ldc = n, .a_type = ab, .b_type = ab};
-    p->g.a_trans = trans == 2, p->g.b_trans = trans == 0, p->g.c_type = c;
+    p->g.a_trans = trans == 2, p->g.b_trans = trans == 0 || trans == 3, p->g.c_type = c;
     p->g.lda = p->g.a_trans ? m : k, p->g.ldb = p->g.b_trans ? k : n;
     p->g.a = operand(ab, p->a, p->a16, m * k), p->g.b = operand(ab, p->b, p->b16, n * k);
     operand(c, p->c, p->c16, m * n);
@@ -339,7 +339,7 @@ const char *kernels_check_gemm(void (*run)(const tm_gemm_args *)) {
                  {"fp16 to fp32", TM_ELEM_F16, TM_ELEM_F32}};
     product p;
     for (size_t mix = 0; mix < TM_COUNT(mixes); mix++)
-        for (int trans = 0; trans < 3; trans++)
+        for (int trans = 0; trans < 4; trans++)
             if (!try_product(&p, run, mixes[mix].ab, mixes[mix].c, trans, trans == 1 ? 0.0F : 1.0F))
                 return mixes[mix].name;
     return NULL;

@@ -288,6 +288,10 @@ static void run(const tm_gemm_args *g) {
         return;
     }
     TM_ASSERT(g->k > 0);
+    if (amx_is_few(g)) {
+        amx_few(g, own.threads);
+        return;
+    }
     gemm_cut c = gemm_cut_of(g, own.threads, &limits);
 #pragma omp parallel num_threads(own.threads) if (c.tiles_m * c.tiles_n > 1)
     {

@@ -28,7 +28,13 @@ typedef struct amx_block {
     uint64_t row, column;
     size_t rows, columns;
 } amx_block;
+/* Products of few rows with a matrix stored by rows (gemm_amx_few.c); operands are bf16. */
+bool amx_is_few(const tm_gemm_args *g);
+void amx_few(const tm_gemm_args *g, unsigned threads);
+
 /* sums: [even or odd rows][even or odd columns][16][16] */
 void amx_store(const amx_block *b, const float *sums);
+/* sums: [columns][rows], of at most 16 rows and any number of columns */
+void amx_store_few(const amx_block *b, const float *sums);
 
 #endif

@@ -151,4 +151,29 @@ AVX512 void amx_store(const amx_block *b, const float *sums) {
             row_16_bits(b->g, at, b->columns, even, odd);
     }
 }
+
+INLINE void lanes_16_bits(const tm_gemm_args *g, uint64_t at, size_t columns, __m512 sums) {
+    uint16_t *c = (uint16_t *)g->c + at;
+    __mmask16 mask = (__mmask16)first_lanes(columns);
+    if (g->beta != 0.0F) {
+        __m512i old = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, c));
+        sums = _mm512_fmadd_ps(_mm512_set1_ps(g->beta), _mm512_castsi512_ps(_mm512_slli_epi32(old, 16)), sums);
+    }
+    _mm256_mask_storeu_epi16(c, mask, _mm512_cvtepi32_epi16(round16(sums)));
+}
+
+AVX512 void amx_store_few(const amx_block *b, const float *sums) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i from = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)b->rows));
+    __m512 alpha = _mm512_set1_ps(b->g->alpha);
+    for (size_t j = 0; j < b->columns; j += 16)
+        for (size_t i = 0; i < b->rows; i++) {
+            __m512 v = _mm512_mul_ps(alpha, _mm512_i32gather_ps(from, sums + j * b->rows + i, 4));
+            uint64_t at = (b->row + i) * b->g->ldc + b->column + j;
+            if (b->g->c_type == TM_ELEM_F32)
+                half_row(b->g, at, b->columns - j, v);
+            else
+                lanes_16_bits(b->g, at, b->columns - j, v);
+        }
+}
 #endif

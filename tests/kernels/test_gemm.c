@@ -231,6 +231,40 @@ static void any_cut(void **state) {
     same_bits_for(TM_ELEM_BF16);
 }
 
+/* Our own product: a row's bits are its own, however many are beside it. */
+static void rows_alone(tm_elem t, tm_elem tc, size_t n, size_t k) {
+    static const size_t few[] = {1, 2, 15, 16, 17, 33, 64, 65};
+    enum { ALL = 70 };
+    product p = make(ALL, n, k, t, t, tc, false, true, 0.5F, 1);
+    size_t bytes = p.c_elements * tm_elem_bytes(tc), row = p.g.ldc * tm_elem_bytes(tc);
+    char *before = malloc(bytes), *all = malloc(bytes);
+    memcpy(before, p.sc, bytes);
+    tm_gemm(&p.g);
+    memcpy(all, p.sc, bytes);
+    for (size_t i = 0; i < TM_COUNT(few); i++) {
+        memcpy(p.sc, before, bytes);
+        p.g.m = few[i];
+        tm_gemm(&p.g);
+        assert_memory_equal(p.sc, all, few[i] * row);
+        assert_memory_equal((char *)p.sc + few[i] * row, before + few[i] * row, bytes - few[i] * row);
+    }
+    free(before), free(all);
+    drop(&p);
+}
+
+static void any_rows(void **state) {
+    (void)state;
+    bool own = strncmp(tm_gemm_library(), "builtin", 7) == 0, amx = strncmp(tm_gemm_library(), "amx", 3) == 0;
+    if (!own && !amx) return; /* a library promises nothing of the kind */
+    static const size_t n[] = {1, 16, 63, 64, 130}, k[] = {1, 31, 64, 515, 600};
+    for (tm_elem t = TM_ELEM_F32; t <= TM_ELEM_F16; t++)
+        for (size_t i = 0; i < TM_COUNT(n); i++)
+            for (size_t j = 0; j < TM_COUNT(k); j++) {
+                rows_alone(t, t, n[i], k[j]);
+                if (t != TM_ELEM_F32) rows_alone(t, TM_ELEM_F32, n[i], k[j]);
+            }
+}
+
 /* 2^-130 is a denormal of bf16: AMX takes it for zero, and so it is AMX that multiplies; `builtin` keeps it. */
 static void denormals(void **state) {
     (void)state;
@@ -379,10 +413,10 @@ static int run_backend(const char *isa, const char *gemm) {
         return 0;
     }
     printf("%s\n", tm_kernels_describe());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(mixes),       cmocka_unit_test(narrow),
-                                       cmocka_unit_test(large),       cmocka_unit_test(repeatable),
-                                       cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count),
-                                       cmocka_unit_test(any_cut),     cmocka_unit_test(denormals)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mixes),      cmocka_unit_test(narrow),      cmocka_unit_test(large),
+        cmocka_unit_test(repeatable), cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count),
+        cmocka_unit_test(any_cut),    cmocka_unit_test(any_rows),    cmocka_unit_test(denormals)};
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }
 

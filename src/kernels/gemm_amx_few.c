@@ -1,0 +1,188 @@
+/* The product by AMX of few rows with a matrix that is stored row by row: what decoding a token asks for. The matrix is read
+ * once, and as fast as memory gives it. It takes the place of the left operand, whose tiles are 16 of its rows as they lie,
+ * so that nothing of it is packed; the few rows are packed once, as the right one:
+ *
+ *     C^T [n, m] = B [n, k] A^T [k, m]
+ *         each thread has a run of B's rows              packs A: it stays in the core's caches
+ *             groups of 64 rows of B, as four tiles
+ *                 up to 16 rows of A at a time           four tiles of sums, over the whole of k
+ *
+ * The instruction adds pairs of depths in the same order whichever operand is which, so that the bits are those of gemm_amx.c.
+ * What no tile holds whole (the last rows, the last depths) comes by way of a copy that has zeros there. */
+#include "kernels/gemm_amx_internal.h"
+#include "kernels/kernels_internal.h"
+
+#if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
+#include <immintrin.h>
+#include <omp.h>
+#include <string.h>
+#define AMX __attribute__((target("amx-tile,amx-bf16")))
+
+enum {
+    FEW = 64,   /* rows of A */
+    SIDE = 16,  /* of a tile of sums */
+    GROUP = 64, /* rows of B */
+    MOST_PACKED = 1 << 20,
+    COPIED = 256 /* depths of a copy of B's rows */
+};
+
+typedef struct few {
+    const tm_gemm_args *g;
+    uint64_t row; /* of B: the group's first */
+    size_t rows;
+    uint16_t *a;    /* packed: [blocks of 16 rows][pairs of depths][rows of the block][2] */
+    uint16_t *copy; /* [GROUP][COPIED] */
+    float *sums;    /* [GROUP][SIDE] */
+    size_t side;    /* that tiles are configured for */
+} few;
+
+static size_t packed_bytes(const tm_gemm_args *g) {
+    return g->m * tm_round_up(g->k, AMX_DEPTHS) * 2;
+}
+
+bool amx_is_few(const tm_gemm_args *g) {
+    return g->m <= FEW && g->b_trans && !g->a_trans && packed_bytes(g) <= MOST_PACKED;
+}
+
+/* Rows of A that a tile of sums holds from row i on. */
+static size_t side_at(const tm_gemm_args *g, size_t i) {
+    return tm_min_u64(SIDE, g->m - i);
+}
+
+static void pack_rows(const tm_gemm_args *g, uint16_t *out) {
+    size_t depth = tm_round_up(g->k, 2), whole = tm_round_up(g->k, AMX_DEPTHS);
+    for (size_t i = 0; i < g->m; i += SIDE) {
+        size_t n = side_at(g, i);
+        memset(out + (depth - 2) * n, 0, (whole - depth + 2) * n * sizeof *out);
+        for (size_t r = 0; r < n; r++) {
+            const uint16_t *x = (const uint16_t *)g->a + (i + r) * g->lda;
+            for (size_t k = 0; k + 2 <= g->k; k += 2) memcpy(out + k * n + 2 * r, x + k, 2 * sizeof *out);
+            if (g->k % 2) out[(depth - 2) * n + 2 * r] = x[g->k - 1];
+        }
+        out += whole * n;
+    }
+}
+
+/* ---- tiles ---- */
+
+enum { TILES = 8, OF_B = 4, OF_A = 6 };
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+/* Sums and the packed rows have as many columns as there are rows of A. */
+AMX static void begin_tiles(few *f, size_t side) {
+    tile_config c = {.palette = 1};
+    if (f->side == side) return;
+    f->side = side;
+    for (size_t i = 0; i < TILES; i++) {
+        bool of_b = i >= OF_B && i < OF_A;
+        c.row_bytes[i] = (uint16_t)(of_b ? AMX_ROW_BYTES : 4 * side);
+        c.rows[i] = AMX_TILE_ROWS;
+    }
+    __asm__ volatile("" ::"m"(c) : "memory"); /* gcc does not know that the instruction reads more than a word of it */
+    _tile_loadconfig(&c);
+}
+
+/* sums[GROUP][side] = or += four tiles of rows of B, `ld` elements apart, times packed rows; `steps` of 32 depths. */
+AMX static void multiply(const uint16_t *b, size_t ld, const uint16_t *a, size_t side, size_t steps, bool add,
+                         float *sums) {
+    size_t bytes = 4 * side, quarter = AMX_TILE_ROWS * side;
+    __asm__ volatile("" ::: "memory"); /* what was packed is stored: nothing says that loading a tile reads it */
+    if (add) {
+        _tile_loadd(0, sums, bytes);
+        _tile_loadd(1, sums + quarter, bytes);
+        _tile_loadd(2, sums + 2 * quarter, bytes);
+        _tile_loadd(3, sums + 3 * quarter, bytes);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (size_t i = 0; i < steps; i++, b += AMX_DEPTHS, a += AMX_DEPTHS * side) {
+        _tile_loadd(6, a, bytes);
+        _tile_loadd(4, b, 2 * ld);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, b + 16 * ld, 2 * ld);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(4, b + 32 * ld, 2 * ld);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(5, b + 48 * ld, 2 * ld);
+        _tile_dpbf16ps(3, 5, 6);
+    }
+    _tile_stored(0, sums, bytes);
+    _tile_stored(1, sums + quarter, bytes);
+    _tile_stored(2, sums + 2 * quarter, bytes);
+    _tile_stored(3, sums + 3 * quarter, bytes);
+}
+AMX static void end_tiles(void) {
+    _tile_release();
+}
+
+/* ---- a group of B's rows ---- */
+
+/* Depths [k, k + n) of the group's rows, and zeros for what they have not. */
+static void copy_rows(const few *f, size_t k, size_t n) {
+    const tm_gemm_args *g = f->g;
+    size_t whole = tm_round_up(n, AMX_DEPTHS);
+    for (size_t r = 0; r < GROUP; r++) {
+        uint16_t *to = f->copy + r * COPIED;
+        if (r >= f->rows) {
+            memset(to, 0, whole * sizeof *to);
+            continue;
+        }
+        memcpy(to, (const uint16_t *)g->b + (f->row + r) * g->ldb + k, n * sizeof *to);
+        memset(to + n, 0, (whole - n) * sizeof *to);
+    }
+}
+
+/* Where all of it lies as tiles want it. */
+static size_t direct_steps(const few *f) {
+    return f->rows == GROUP ? f->g->k / AMX_DEPTHS : 0;
+}
+
+static void multiply_copied(const few *f, const uint16_t *a, size_t side, size_t from) {
+    for (size_t k = from; k < f->g->k; k += COPIED) {
+        size_t n = tm_min_u64(COPIED, f->g->k - k);
+        copy_rows(f, k, n);
+        multiply(f->copy, COPIED, a + k * side, side, tm_round_up(n, AMX_DEPTHS) / AMX_DEPTHS, k > 0, f->sums);
+    }
+}
+
+static void one_group(few *f) {
+    const tm_gemm_args *g = f->g;
+    const uint16_t *a = f->a;
+    size_t steps = direct_steps(f), whole = tm_round_up(g->k, AMX_DEPTHS);
+    for (size_t i = 0; i < g->m; i += SIDE) {
+        size_t side = side_at(g, i);
+        begin_tiles(f, side);
+        if (steps) multiply((const uint16_t *)g->b + f->row * g->ldb, g->ldb, a, side, steps, false, f->sums);
+        multiply_copied(f, a, side, steps * AMX_DEPTHS);
+        const amx_block c = {.g = g, .row = i, .rows = side, .column = f->row, .columns = f->rows};
+        amx_store_few(&c, f->sums);
+        a += whole * side;
+    }
+}
+
+void amx_few(const tm_gemm_args *g, unsigned threads) {
+    uint64_t groups = (g->n + GROUP - 1) / GROUP;
+#pragma omp parallel num_threads(threads) if (groups > 1)
+    {
+        unsigned team = (unsigned)omp_get_num_threads(), me = (unsigned)omp_get_thread_num();
+        uint64_t first = groups * me / team, end = groups * (me + 1) / team;
+        char *mine = gemm_builtin_scratch(me, MOST_PACKED + GROUP * COPIED * 2 + GROUP * SIDE * 4);
+        few f = {.g = g, .a = (uint16_t *)(void *)mine};
+        f.copy = (uint16_t *)(void *)(mine + MOST_PACKED);
+        f.sums = (float *)(void *)(mine + MOST_PACKED + GROUP * COPIED * 2);
+        if (first < end) pack_rows(g, f.a);
+        for (uint64_t i = first; i < end; i++) {
+            f.row = i * GROUP, f.rows = tm_min_u64(GROUP, g->n - f.row);
+            one_group(&f);
+        }
+        end_tiles();
+    }
+}
+#endif
