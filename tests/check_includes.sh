@@ -51,6 +51,7 @@ liburing.h  io
 mpi.h       comm
 pcre2.h     text
 utf8proc.h  text
+yaml.h      config
 zlib.h      data
 zstd.h      data
 '

@@ -352,6 +352,11 @@ tm_status tm_json_next(tm_json_reader *r, tm_json_event *event) TM_MUST_USE;
 tm_status tm_json_skip(tm_json_reader *r, const tm_json_event *event) TM_MUST_USE;
 void tm_json_reader_close(tm_json_reader *r);
 
+/* A tree of events that somebody else makes, in the order of the reader's, EOF at the end: at most 64 containers are open at
+ * a time, and no key is twice in an object. Texts are copied. */
+typedef tm_status (*tm_json_next_fn)(void *ctx, tm_json_event *event);
+tm_status tm_json_from_events(tm_json_doc **out, tm_json_next_fn next, void *ctx) TM_MUST_USE;
+
 /* A tm_read_fn over bytes in memory. */
 typedef struct tm_mem_source {
     const char *data;

@@ -113,14 +113,18 @@ static tm_status add_event(builder *b, const tm_json_event *event) {
     }
 }
 
-static tm_status build(tm_json_doc *doc, tm_json_reader *r) {
+static tm_status build(tm_json_doc *doc, tm_json_next_fn next, void *ctx) {
     builder b = {.doc = doc};
     tm_json_event event;
     do {
-        TM_TRY(tm_json_next(r, &event));
+        TM_TRY(next(ctx, &event));
         TM_TRY(add_event(&b, &event));
     } while (event.type != TM_JSON_EOF);
     return TM_OK;
+}
+
+static tm_status next_of_reader(void *reader, tm_json_event *event) {
+    return tm_json_next(reader, event);
 }
 
 static tm_status begin_doc(tm_json_doc **out, size_t len, size_t max_bytes) {
@@ -140,7 +144,7 @@ tm_status tm_json_parse(tm_json_doc **out, const char *text, size_t len, const c
     *out = NULL;
     TM_TRY(begin_doc(&doc, len, max_bytes));
     json_reader_begin(&r, text, len, name, flags & ~(unsigned)TM_JSON_LINES, doc->max);
-    tm_status rc = build(doc, &r);
+    tm_status rc = build(doc, next_of_reader, &r);
     json_reader_end(&r);
     if (rc != TM_OK) {
         tm_json_free(doc);
@@ -148,6 +152,18 @@ tm_status tm_json_parse(tm_json_doc **out, const char *text, size_t len, const c
     }
     *out = doc;
     return TM_OK;
+}
+
+tm_status tm_json_from_events(tm_json_doc **out, tm_json_next_fn next, void *ctx) {
+    tm_json_doc *doc;
+    *out = NULL;
+    TM_TRY(begin_doc(&doc, 0, 0));
+    tm_status rc = build(doc, next, ctx);
+    if (rc == TM_OK)
+        *out = doc;
+    else
+        tm_json_free(doc);
+    return rc;
 }
 
 const tm_json *tm_json_root(const tm_json_doc *doc) {

@@ -54,12 +54,13 @@ void tm_config_free(tm_config *c) {
 
 static tm_status parse(cfg_state *s, const char *text, size_t len, const char *name, const tm_json **root) {
     tm_json_doc *doc;
-    TM_TRY(tm_json_parse(&doc, text, len, name, TM_JSON_RELAXED, 0));
+    bool yaml = cfg_is_yaml(name);
+    TM_TRY(yaml ? cfg_parse_yaml(&doc, text, len, name) : tm_json_parse(&doc, text, len, name, TM_JSON_RELAXED, 0));
     TM_TRY(cfg_keep_doc(s->cfg, doc));
     *root = tm_json_root(doc);
     if ((*root)->type != TM_JSON_OBJECT)
-        return tm_fail(TM_EINPUT, "%s:%u:%u: a configuration is a JSON object: { ... }", name, (*root)->line,
-                       (*root)->column);
+        return tm_fail(TM_EINPUT, "%s:%u:%u: a configuration is %s", name, (*root)->line, (*root)->column,
+                       yaml ? "a mapping, a line each: key: value" : "a JSON object: { ... }");
     return TM_OK;
 }
 

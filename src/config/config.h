@@ -286,7 +286,7 @@ typedef struct tm_config_opts {
     void *read_ctx;
 } tm_config_opts;
 
-/* Relaxed JSON: comments, trailing commas, 5e8 as an integer. Warns once for each key that has no effect here. */
+/* Relaxed JSON: comments, trailing commas, 5e8 as an integer; YAML where the name ends in .yaml or .yml. Warns once for each key that has no effect here. */
 TM_MUST_USE tm_status tm_config_load(tm_config **out, const char *text, size_t len, const tm_config_opts *opts);
 void tm_config_free(tm_config *c); /* NULL is fine */
 /* Fills the "auto" of keys that depend on the model: h*h, .9*h*h, 10*h (as transformers does). */

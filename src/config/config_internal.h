@@ -139,6 +139,12 @@ tm_status config_suggest_key(tm_buf *out, const char *section, const char *key) 
 /* Appends "; did you mean ..." for a wrong value of an enum, or nothing. */
 tm_status config_suggest_value(tm_buf *out, const schema_row *row, const char *value) TM_MUST_USE;
 
+/* ---- YAML (config_yaml.c) ------------------------------------------------------------------------------------- */
+
+bool cfg_is_yaml(const char *name); /* by its end */
+/* As tm_json_parse. TM_EUNSUPPORTED: this build reads none. */
+tm_status cfg_parse_yaml(tm_json_doc **out, const char *text, size_t len, const char *name) TM_MUST_USE;
+
 /* ---- state while loading (config_values.c) ------------------------------------------------------------------- */
 
 typedef enum cfg_source { SOURCE_MAIN, SOURCE_DEEPSPEED, SOURCE_SET } cfg_source;

@@ -71,6 +71,7 @@ static const schema_row *member(cfg_state *s, const char *section, const tm_json
         return NULL;
     }
     v.spelled = row->path;
+    if (n->type == TM_JSON_NULL && cfg_is_yaml(v.file)) return NULL; /* "key:" is how YAML says nothing */
     if (v.source == SOURCE_DEEPSPEED && row->kind == K_OURS) {
         cfg_wrong(s, &v, "\"%s\" is not a key of DeepSpeed's; put it into %s", path, s->opts->name);
         return NULL;

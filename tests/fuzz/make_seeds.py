@@ -374,4 +374,21 @@ def hf_tokenizer():
     whole("merge-of-nothing", model={**bpe, "merges": ["x y", "a", "a b c"]}, pre_tokenizer=byte_level)
 
 
-safetensors(), index(), ggufs(), config(), manifest(), data(), hf_tokenizer(), peft()
+def yaml():
+    p = "fuzz_yaml"
+    put(p, "factory", "model_name_or_path: m # x\nstage: sft\nfinetuning_type: lora\nlora_target: all\ndataset: a.jsonl,b.jsonl\ncutoff_len: 64\n"
+        "learning_rate: 1.0e-4\nbf16: true\nresume_from_checkpoint: null\n")
+    put(p, "axolotl", "base_model: m\ndatasets:\n  - path: a.jsonl\n    type: alpaca\nsequence_len: 64\nadapter: qlora\nlora_r: 8\nlora_alpha: 16\n"
+        "lora_target_modules:\n  - q_proj\nwandb_project:\nmicro_batch_size: 2\noptimizer: adamw_torch\nbf16: auto\n")
+    put(p, "aliases", "a: &x [1, {b: 2}]\nb: *x\nc: &x 3\nd: [*x, *x]\n")
+    put(p, "bomb", "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join("%s: &%s [%s]\n" % (n, n, ",".join(["*" + m] * 9)) for m, n in zip("abcdefg", "bcdefgh")))
+    put(p, "recursion", "a: &a [*a, {b: *a}]\n")
+    put(p, "numbers", "- 0x1f\n- 0o17\n- +.5e-3\n- 007\n- -5.\n- .inf\n- 1_0\n- 9223372036854775808\n- ~\n- \n")
+    put(p, "texts", "a: \"\\x41\\u00e9\\0\"\nb: 'it''s'\nc: >-\n  folded\nd: |+\n  kept\n\n")
+    put(p, "tags", "a: !!str 1\nb: !x {c: d}\n%TAG ! tag:x,2000:\n--- a\n")
+    put(p, "keys", "? [a]\n: 1\n<<: {b: 1}\n&k a: 2\n1: x\n")
+    put(p, "deep", "[" * 80 + "]" * 80)
+    put(p, "utf16", b"\xff\xfea\0:\0 \x001\0")
+
+
+safetensors(), index(), ggufs(), config(), manifest(), data(), hf_tokenizer(), peft(), yaml()
