@@ -31,6 +31,7 @@ text/chat        text text/tokenizer
 adapter          text
 data             text text/tokenizer text/chat
 comm
+task             data text text/chat
 objective        model
 config           adapter optim model data
 job              objective model format comm offload offload/plan offload/store offload/exec offload/machine optim device io io/run io/file adapter

@@ -1,6 +1,8 @@
 /* Characters: classes, UTF-8, and GPT-2's stand-ins for bytes. */
 #include "text/chars.h"
 
+#include <utf8proc.h>
+
 bool tk_in(const tk_class *c, uint32_t code) {
     size_t low = 0, high = c->n;
     while (low < high) {
@@ -19,6 +21,10 @@ bool tk_is_space(uint32_t code) {
     if (code < 0x80) return code == ' ' || (code >= '\t' && code <= '\r');
     return code == 0x85 || code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 ||
            code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
+}
+
+uint32_t tk_lower(uint32_t code) {
+    return (uint32_t)utf8proc_tolower((int32_t)code);
 }
 
 int tk_kind(uint32_t code) {

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { MATCH_LIMIT = 100000, DEPTH_LIMIT = 1000, HEAP_LIMIT_KIB = 4096, SHOWN = 80 };
+enum { MATCH_LIMIT = 100000, FIND_LIMIT = 10 * 1000 * 1000, DEPTH_LIMIT = 1000, HEAP_LIMIT_KIB = 4096, SHOWN = 80 };
 
 struct tm_pattern {
     pcre2_code *code;
@@ -206,7 +206,8 @@ static tm_status translate(reading *r) {
 static tm_status compile(tm_pattern *p, const reading *r, tm_pattern_how how) {
     static const uint32_t anchors[] = {[TM_PATTERN_FULL] = PCRE2_ANCHORED | PCRE2_ENDANCHORED,
                                        [TM_PATTERN_MATCH] = PCRE2_ANCHORED,
-                                       [TM_PATTERN_SEARCH] = 0};
+                                       [TM_PATTERN_SEARCH] = 0,
+                                       [TM_PATTERN_FIND] = 0};
     int code = 0;
     PCRE2_SIZE at = 0;
     pcre2_compile_context *context = pcre2_compile_context_create(p->general);
@@ -226,12 +227,12 @@ static tm_status compile(tm_pattern *p, const reading *r, tm_pattern_how how) {
     return wrong(&here, (const char *)why);
 }
 
-static tm_status prepare(tm_pattern *p, const char *regex, size_t n) {
+static tm_status prepare(tm_pattern *p, const char *regex, size_t n, tm_pattern_how how) {
     p->text = tm_strndup(regex, n);
     p->general = pattern_memory();
     p->match = p->general ? pcre2_match_context_create(p->general) : NULL;
     if (!p->text || !p->match) return tm_nomem(n + 512);
-    (void)pcre2_set_match_limit(p->match, MATCH_LIMIT);
+    (void)pcre2_set_match_limit(p->match, how == TM_PATTERN_FIND ? FIND_LIMIT : MATCH_LIMIT);
     (void)pcre2_set_depth_limit(p->match, DEPTH_LIMIT);
     (void)pcre2_set_heap_limit(p->match, HEAP_LIMIT_KIB);
     return TM_OK;
@@ -246,7 +247,7 @@ tm_status tm_pattern_open(tm_pattern **out, const char *regex, size_t n, tm_patt
     tm_pattern *p = tm_calloc(1, sizeof *p);
     if (!p) return tm_nomem(sizeof *p);
     tm_status rc;
-    TM_GO(prepare(p, regex, n));
+    TM_GO(prepare(p, regex, n, how));
     TM_GO(translate(&r));
     TM_GO(compile(p, &r, how));
 done:
@@ -278,8 +279,8 @@ const char *tm_pattern_text(const tm_pattern *p) {
     return p->text;
 }
 
-tm_status tm_pattern_finds(const tm_pattern *p, const char *text, bool *found) {
-    int rc = pcre2_match(p->code, (PCRE2_SPTR)text, strlen(text), 0, 0, p->data, p->match);
+/* What a match came to: TM_OK where there is none, too. */
+static tm_status came_to(const tm_pattern *p, int rc, const char *text, bool *found) {
     *found = rc >= 0;
     if (rc >= 0 || rc == PCRE2_ERROR_NOMATCH) return TM_OK;
     if (rc == PCRE2_ERROR_NOMEMORY) return tm_nomem((size_t)HEAP_LIMIT_KIB * 1024);
@@ -287,6 +288,35 @@ tm_status tm_pattern_finds(const tm_pattern *p, const char *text, bool *found) {
     (void)pcre2_get_error_message(rc, why, sizeof why);
     return tm_fail(TM_EUNSUPPORTED, "the regular expression \"%.*s\" on \"%.*s\": %s; write a simpler one", SHOWN,
                    p->text, SHOWN, text, (const char *)why);
+}
+
+tm_status tm_pattern_finds(const tm_pattern *p, const char *text, bool *found) {
+    return came_to(p, pcre2_match(p->code, (PCRE2_SPTR)text, strlen(text), 0, 0, p->data, p->match), text, found);
+}
+
+/* Python, since 3.7: after a match the next may be empty where it ended, after an empty one it may not. */
+tm_status tm_pattern_next(const tm_pattern *p, const char *text, size_t len, tm_pattern_walk *w, bool *found) {
+    uint32_t flags = w->any && w->begin == w->end ? PCRE2_NOTEMPTY_ATSTART : 0;
+    int rc = pcre2_match(p->code, (PCRE2_SPTR)text, len, w->end, flags, p->data, p->match);
+    TM_TRY(came_to(p, rc, text, found));
+    if (!*found) return TM_OK;
+    const PCRE2_SIZE *v = pcre2_get_ovector_pointer(p->data);
+    *w = (tm_pattern_walk){.begin = v[0], .end = v[1] < v[0] ? v[0] : v[1], .any = true};
+    return TM_OK;
+}
+
+uint32_t tm_pattern_groups(const tm_pattern *p) {
+    uint32_t n = 0;
+    (void)pcre2_pattern_info(p->code, PCRE2_INFO_CAPTURECOUNT, &n);
+    return n;
+}
+
+bool tm_pattern_number(const tm_pattern *p, uint32_t i, size_t *begin, size_t *n) {
+    const PCRE2_SIZE *v = pcre2_get_ovector_pointer(p->data);
+    if (i > tm_pattern_groups(p) || v[2 * (size_t)i] == PCRE2_UNSET) return false;
+    *begin = v[2 * (size_t)i];
+    *n = v[2 * (size_t)i + 1] - *begin;
+    return true;
 }
 
 bool tm_pattern_group(const tm_pattern *p, const char *name, size_t *begin, size_t *n) {

@@ -14,9 +14,10 @@
 #include "base/base.h"
 
 typedef enum tm_pattern_how {
-    TM_PATTERN_FULL,  /* re.fullmatch: the whole text */
-    TM_PATTERN_MATCH, /* re.match: from the text's beginning */
-    TM_PATTERN_SEARCH /* re.search: anywhere in it */
+    TM_PATTERN_FULL,   /* re.fullmatch: the whole text */
+    TM_PATTERN_MATCH,  /* re.match: from the text's beginning */
+    TM_PATTERN_SEARCH, /* re.search: anywhere in it */
+    TM_PATTERN_FIND    /* re.finditer: all matches in a text that may be long, as an answer is */
 } tm_pattern_how;
 
 enum { TM_PATTERN_MOST = 4096 }; /* bytes of an expression */
@@ -32,5 +33,18 @@ const char *tm_pattern_text(const tm_pattern *p); /* the expression, as it was g
 TM_MUST_USE tm_status tm_pattern_finds(const tm_pattern *p, const char *text, bool *found);
 /* Of the text that it was just found in: where the group (?P<name>...) begins, and its bytes. False: it took no part. */
 bool tm_pattern_group(const tm_pattern *p, const char *name, size_t *begin, size_t *n);
+
+/* Matches of a text, one after another as re.finditer has them. Zero it to start. */
+typedef struct tm_pattern_walk {
+    size_t begin, end; /* of the latest match */
+    bool any;
+} tm_pattern_walk;
+/* *found: there was one more, and its groups are tm_pattern_number's until the next call. As tm_pattern_finds; a text may hold
+ * NUL bytes, its places are bytes. */
+TM_MUST_USE tm_status tm_pattern_next(const tm_pattern *p, const char *text, size_t len, tm_pattern_walk *w,
+                                      bool *found);
+uint32_t tm_pattern_groups(const tm_pattern *p); /* how many it has, the whole match not among them */
+/* The i-th group of the latest match, 0: all of it. False: it took no part. */
+bool tm_pattern_number(const tm_pattern *p, uint32_t i, size_t *begin, size_t *n);
 
 #endif

@@ -1,7 +1,9 @@
-/* The examples of tokenizer.h, chat.h, reader.h and dataset.h. */
+/* The examples of tokenizer.h, chat.h, template.h, reader.h, dataset.h, score.h and task.h. */
 #include "data/dataset.h"
 #include "data/reader.h"
+#include "task/task.h"
 #include "text/chat/chat.h"
+#include "text/chat/template.h"
 #include "text/tokenizer/tokenizer.h"
 
 #include <string.h>
@@ -17,6 +19,33 @@ tm_status chat_example(tm_buf config, const tm_tokenizer *tokenizer, const char 
     tm_status rc;
     //@ src/text/chat/chat.h tm_chat *chat;
     return rc;
+}
+
+tm_status template_example(const tm_json *row, tm_buf text) {
+    tm_template *t;
+    tm_status rc;
+    //@ src/text/chat/template.h TM_TRY(tm_template_open
+    return rc;
+}
+
+tm_status score_example(tm_pattern *pattern, const char *answer, size_t n, const char *target, tm_compare compare) {
+    tm_buf taken = {0};
+    bool same;
+    //@ src/task/score.h tm_extract last
+    return TM_OK;
+}
+
+static void ask(const tm_task *t, const tm_task_sample *s, tm_task_answer *a) {
+    (void)t, (void)s, (void)a;
+}
+
+tm_status task_example(tm_status (*slurp)(void *ctx, const char *path, tm_buf *out), double *values, uint32_t m) {
+    tm_task *t;
+    tm_task_answer answer;
+    double mean;
+    size_t i;
+    //@ src/task/task.h TM_TRY(tm_task_open
+    return mean > 0 ? TM_OK : TM_EINPUT;
 }
 
 static tm_status use(const char *text, size_t len) {

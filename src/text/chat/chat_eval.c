@@ -345,3 +345,8 @@ cj_value cj_eval(cj_run *x, const cj_node *node) {
     x->depth--;
     return x->rc == TM_OK ? v : undefined;
 }
+
+cj_value cj_defined(cj_run *x, cj_value v) {
+    if (!x->strict || v.type != CJ_UNDEFINED || x->rc != TM_OK) return v;
+    return cj_error(x, TM_EINPUT, "'%s' is undefined", v.name == NULL ? "a value" : v.name);
+}

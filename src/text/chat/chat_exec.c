@@ -189,7 +189,7 @@ static void exec_node(cj_run *x, const cj_node *node) {
         (void)cj_out_put(x, x->out, node->str);
         break;
     case CJ_OUTPUT:
-        (void)cj_out_put(x, x->out, cj_to_str(x, cj_eval(x, node->a)));
+        (void)cj_out_put(x, x->out, cj_to_str(x, cj_defined(x, cj_eval(x, node->a))));
         break;
     case CJ_IF:
         exec_if(x, node);

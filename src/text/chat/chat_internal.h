@@ -70,6 +70,7 @@ typedef struct cj_lexer {
     char *source;
     size_t len, pos;
     uint32_t line;
+    bool verbatim; /* a template that is no conversation's: white space stays, a newline at the end too */
     cj_arena *arena;
     cj_token *token;
     size_t n, cap;
@@ -224,6 +225,7 @@ typedef struct cj_run {
     uint64_t seen;        /* bytes of the conversation that were made values */
     uint64_t most_bytes;  /* tm_chat's */
     uint32_t line, depth;
+    bool strict; /* what is not there is not printed but refused */
     int64_t now;
     cj_binding *bind;
     size_t binds, binds_cap;
@@ -286,6 +288,7 @@ typedef struct cj_args {
 const cj_value *cj_arg(const cj_args *a, size_t i, const char *name);
 
 cj_value cj_eval(cj_run *x, const cj_node *node);
+cj_value cj_defined(cj_run *x, cj_value v);         /* v; of a strict run that it is there */
 cj_value cj_add(cj_run *x, cj_value a, cj_value b); /* a + b */
 void cj_exec(cj_run *x, const cj_node *list);
 cj_value cj_call_macro(cj_run *x, const cj_node *macro, const cj_args *args);

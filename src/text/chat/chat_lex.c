@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 static tm_status fail_at(const cj_lexer *l, const char *what) {
-    return tm_fail(TM_EINPUT, "%s:%u: chat template: %s", l->name, l->line, what);
+    return tm_fail(TM_EINPUT, "%s:%u: %stemplate: %s", l->name, l->line, l->verbatim ? "" : "chat ", what);
 }
 
 static tm_status put(cj_lexer *l, cj_token t, const char *text, size_t len) {
@@ -150,7 +150,7 @@ static size_t tag_end(const cj_lexer *l, const char *close, bool trim_newline) {
     size_t end = pos + sign + 2;
     if (sign && l->source[pos] == '-')
         end = skip_space(l, end);
-    else if (!sign && trim_newline && end < l->len && l->source[end] == '\n')
+    else if (!sign && trim_newline && !l->verbatim && end < l->len && l->source[end] == '\n')
         end++;
     return end - pos;
 }
@@ -190,7 +190,7 @@ static tm_status lex_tag(cj_lexer *l, bool block) {
 /* Where the text before a tag ends once white space control has been applied. */
 static size_t data_end(const cj_lexer *l, size_t begin, size_t tag, char sign, bool variable, bool line_starting) {
     if (sign == '-') return rstrip(l->source, begin, tag);
-    if (sign == '+' || variable) return tag;
+    if (sign == '+' || variable || l->verbatim) return tag;
     size_t line = tag;
     while (line > begin && l->source[line - 1] != '\n') line--;
     if (line == begin && !line_starting) return tag;
@@ -239,7 +239,7 @@ static void normalize_newlines(cj_lexer *l, const char *text, size_t len) {
         if (text[i] == '\r' && i + 1 < len && text[i + 1] == '\n') continue;
         l->source[l->len++] = text[i] == '\r' ? '\n' : text[i];
     }
-    if (l->len > 0 && l->source[l->len - 1] == '\n') l->len--;
+    if (!l->verbatim && l->len > 0 && l->source[l->len - 1] == '\n') l->len--;
     l->source[l->len] = 0;
 }
 

@@ -21,8 +21,8 @@ static const cj_token *now(const parser *p) {
 
 static void *fail(parser *p, tm_status code, const char *what, const char *detail) {
     if (p->rc == TM_OK)
-        p->rc = tm_fail(code, "%s:%u: chat template: %s%s%s%s", p->l->name, now(p)->line, what, *detail ? " \"" : "",
-                        detail, *detail ? "\"" : "");
+        p->rc = tm_fail(code, "%s:%u: %stemplate: %s%s%s%s", p->l->name, now(p)->line, p->l->verbatim ? "" : "chat ",
+                        what, *detail ? " \"" : "", detail, *detail ? "\"" : "");
     return NULL;
 }
 

@@ -41,7 +41,8 @@ cj_value cj_error(cj_run *x, tm_status code, const char *format, ...) {
     va_start(args, format);
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (x->rc == TM_OK) x->rc = tm_fail(code, "%s:%u: chat template: %s", x->name, x->line, text);
+    if (x->rc == TM_OK)
+        x->rc = tm_fail(code, "%s:%u: %stemplate: %s", x->name, x->line, x->strict ? "" : "chat ", text);
     return cj_undefined(NULL);
 }
 
