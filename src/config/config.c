@@ -65,15 +65,17 @@ static tm_status parse(cfg_state *s, const char *text, size_t len, const char *n
 }
 
 static tm_status merge_file(cfg_state *s, const cfg_value *at) {
-    const char *path = at->node->text;
+    const char *path = at->node->text, *word = config_deepspeed_of_word(path);
     char w[256];
-    if (!s->opts->read_file)
+    if (!s->opts->read_file && !word)
         return tm_fail(TM_EINPUT, "%s: \"deepspeed\" names a file, which cannot be read here",
                        cfg_where(at, w, sizeof w));
     tm_buf text = {0};
     const tm_json *root;
     char *name = cfg_strndup(s->cfg, path, at->node->len);
-    tm_status rc = name ? s->opts->read_file(s->opts->read_ctx, path, &text) : TM_ENOMEM;
+    tm_status rc = !name  ? TM_ENOMEM
+                   : word ? tm_buf_printf(&text, "%s", word)
+                          : s->opts->read_file(s->opts->read_ctx, path, &text);
     if (rc == TM_OK) rc = parse(s, text.data ? text.data : "", text.len, name, &root);
     if (rc == TM_OK) rc = cfg_merge(s, root, "", name, SOURCE_DEEPSPEED);
     tm_buf_free(&text);
@@ -106,6 +108,7 @@ static tm_status merge_all(cfg_state *s, const char *text, size_t len) {
  * mismatch between two files, found while merging, waits for the others. */
 static tm_status resolve(cfg_state *s) {
     if (s->n_input > s->n_mismatches) return cfg_report(s);
+    TM_TRY(config_take_theirs(s));
     tm_config *c = &s->cfg->pub;
     c->world_size = s->opts->world_size ? s->opts->world_size : 1;
     TM_TRY(cfg_fill_all(s));

@@ -255,13 +255,14 @@ typedef struct tm_config {
     } knobs;
 
     /* ---- output -------------------------------------------------------------------------------------------------- */
-    int64_t save_steps, eval_steps; /* steps between; 0: only at the end */
-    unsigned by_epoch;              /* TM_BY_EPOCH_*: what goes by epochs; its steps are known once the data are */
-    bool warmup_auto, total_auto;   /* DeepSpeed's scheduler says "auto" for these */
-    int64_t commit_steps;           /* 0: no commit before the end */
-    double commit_minutes;          /* 0: off */
-    int64_t logging_steps;          /* steps between progress lines on stderr; log.jsonl has every step */
-    uint32_t save_total_limit;      /* checkpoints kept; 0: all */
+    int64_t save_steps, eval_steps;            /* steps between; 0: only at the end */
+    uint32_t evals_per_epoch, saves_per_epoch; /* > 0: the steps between follow from them once the data are known */
+    unsigned by_epoch;            /* TM_BY_EPOCH_*: what goes by epochs; its steps are known once the data are */
+    bool warmup_auto, total_auto; /* DeepSpeed's scheduler says "auto" for these */
+    int64_t commit_steps;         /* 0: no commit before the end */
+    double commit_minutes;        /* 0: off */
+    int64_t logging_steps;        /* steps between progress lines on stderr; log.jsonl has every step */
+    uint32_t save_total_limit;    /* checkpoints kept; 0: all */
     tm_save_dtype save_dtype;
     uint64_t max_shard_size; /* bytes of one file of a saved model's weights; 0: 50 GB */
     bool keep_state;         /* run directories stay after success */

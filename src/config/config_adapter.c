@@ -153,11 +153,18 @@ static void resolve_qlora(cfg_state *s) {
         c->quantization.type = TM_QUANTIZE_NF4;
 }
 
+/* Of the program whose names these are: LLaMA-Factory's, or ms-swift's. */
+static void take_defaults(const cfg_state *s, tm_adapter_config *a) {
+    bool factory = cfg_given(s, "finetuning_type") || cfg_given(s, "lora_target");
+    a->alpha = factory ? 2 * (double)cfg_integer(s, "adapter.r") : 32;
+    a->dropout = factory ? 0 : 0.05;
+}
+
 static tm_status build(cfg_state *s, tm_adapter_config *a) {
     tm_config *c = &s->cfg->pub;
     unsigned before = s->n_problems;
     const cfg_value *from = folder(s), *asked = asked_for(s);
-    if (!by_peft(s)) a->alpha = 32, a->dropout = 0.05;
+    if (!by_peft(s)) take_defaults(s, a);
     if (from && s->n_problems == before) {
         TM_TRY(read_folder(s, a, from));
         c->adapter_path = cfg_strndup(s->cfg, folder_of(from), strlen(folder_of(from)));

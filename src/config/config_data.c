@@ -60,6 +60,57 @@ static void take_sample_by(cfg_state *s, const cfg_value *v, const tm_json *node
         out->sample_by = (tm_sample_by)choice;
 }
 
+/* axolotl's "type": which form a row has is told by its keys. */
+static void check_type(cfg_state *s, const cfg_value *v, const tm_json *m) {
+    static const char *const forms[] = {"alpaca", "sharegpt", "chat_template", "completion",
+                                        "chatml", "llama3",   "pretrain"};
+    size_t n = m->type == TM_JSON_STRING ? strcspn(m->text, ".:") : 0;
+    for (size_t i = 0; i < TM_COUNT(forms); i++)
+        if (strlen(forms[i]) == n && !memcmp(forms[i], m->text, n)) return;
+    char shown[256];
+    cfg_wrong(s, v,
+              "\"%s\": \"type\" %s is not known: a row's form is told by its keys; leave it out, and say what other "
+              "keys are in \"columns\"",
+              v->spelled, cfg_show_node(m, shown, sizeof shown));
+}
+
+/* What an item of axolotl's "datasets" has beside its path. False: it is none of these. */
+static bool take_theirs(cfg_state *s, const cfg_value *v, const tm_json *m, tm_data_item *out) {
+    static const char *const told_by_keys[] = {
+        "ds_type", "chat_template", "message_property_mappings", "message_field_role", "message_field_content",
+        "roles",   "train_on_eos"};
+    for (size_t i = 0; i < TM_COUNT(told_by_keys); i++)
+        if (!strcmp(m->key, told_by_keys[i])) return true;
+    if (!strcmp(m->key, "type")) {
+        check_type(s, v, m);
+    } else if (!strcmp(m->key, "split")) {
+        if (!tm_json_is(m, "train"))
+            cfg_wrong(s, v, "\"%s\": a file has no splits; give that one's file as \"path\", and \"samples\" of it",
+                      v->spelled);
+    } else if (!strcmp(m->key, "data_files")) {
+        cfg_wrong(s, v, "\"%s\": give each of \"data_files\" as a \"path\" of its own", v->spelled);
+    } else if (!strcmp(m->key, "roles_to_train")) {
+        if (m->type == TM_JSON_ARRAY && (m->count != 1 || !tm_json_is(m->child, "assistant")))
+            cfg_wrong(s, v,
+                      "\"%s\": of a conversation the assistant's messages are learned, or all with "
+                      "\"data.train_on_inputs\"; leave \"roles_to_train\" out",
+                      v->spelled);
+    } else if (!strcmp(m->key, "field_messages") || !strcmp(m->key, "field")) {
+        bool known = tm_json_is(m, "messages") || tm_json_is(m, "conversations") || tm_json_is(m, "text");
+        const char **names;
+        if (known || m->type != TM_JSON_STRING || !m->len) return true;
+        cfg_keep(s, cfg_alloc(s->cfg, 2 * sizeof *names, (void **)&names));
+        if (s->broken != TM_OK) return true;
+        names[0] = cfg_strndup(s->cfg, m->text, m->len);
+        names[1] = !strcmp(m->key, "field") ? "text" : "messages";
+        if (!names[0]) cfg_keep(s, TM_ENOMEM);
+        out->columns = (tm_data_columns){names, names + 1, 1};
+    } else {
+        return false;
+    }
+    return true;
+}
+
 static tm_status take_member(cfg_state *s, const cfg_value *v, const tm_json *m, tm_data_item *out) {
     bool number = m->type == TM_JSON_NUMBER;
     if (!strcmp(m->key, "path") && m->type == TM_JSON_STRING) return take_path(s, v, m, m->len, out);
@@ -70,12 +121,12 @@ static tm_status take_member(cfg_state *s, const cfg_value *v, const tm_json *m,
         out->samples = (uint64_t)m->integer;
     else if (!strcmp(m->key, "weight") && number && m->number > 0 && m->number <= 1e6)
         out->weight = m->number;
-    else
+    else if (!take_theirs(s, v, m, out))
         cfg_wrong(s, v,
                   "\"%s\": \"%.40s\" is no key of a file, or has no such value; there are path, samples (above 0), "
                   "weight (above 0), columns, sample_by",
                   v->spelled, m->key);
-    return TM_OK;
+    return s->broken;
 }
 
 static tm_status take_item(cfg_state *s, const cfg_value *v, const tm_json *node, tm_data_item *out) {

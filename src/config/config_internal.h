@@ -230,6 +230,12 @@ tm_status cfg_string(cfg_state *s, const char *path, const char **out) TM_MUST_U
 tm_status cfg_strings(cfg_state *s, const char *path, tm_strings *out) TM_MUST_USE; /* n 0 if not given */
 uint64_t cfg_size(const cfg_state *s, const char *path);
 
+/* ---- what others mean (config_theirs.c) ------------------------------------------------------------------------- */
+
+tm_status config_take_theirs(cfg_state *s) TM_MUST_USE; /* after the layers, before all resolvers */
+const schema_row *config_row_of_word(const schema_row *row, const tm_json *value); /* `row`, or the one that it means */
+const char *config_deepspeed_of_word(const char *word); /* a DeepSpeed configuration as JSON; NULL: a path */
+
 /* ---- resolution ---------------------------------------------------------------------------------------------- */
 
 tm_status config_resolve_run(cfg_state *s) TM_MUST_USE;  /* config_run.c: model, data, memory, output */

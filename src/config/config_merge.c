@@ -77,6 +77,7 @@ static const schema_row *member(cfg_state *s, const char *section, const tm_json
         return NULL;
     }
     if (row->alias_of) row = schema_find(row->alias_of);
+    if (v.source != SOURCE_DEEPSPEED) row = config_row_of_word(row, n);
     if (v.source != SOURCE_SET && is_lifted(s, row)) return NULL;
     unsigned before = s->n_problems;
     cfg_check_value(s, row, &v);

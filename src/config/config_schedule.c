@@ -175,8 +175,15 @@ static tm_status complete_deepspeed(cfg_impl *impl) {
     return TM_OK;
 }
 
+/* So many an epoch, evenly. */
+static int64_t steps_between(int64_t steps_per_epoch, uint32_t times) {
+    return (steps_per_epoch + times - 1) / times;
+}
+
 static void resolve_epochs(cfg_impl *impl, int64_t steps_per_epoch) {
     int64_t every = steps_per_epoch > 1 ? steps_per_epoch : 1;
+    if (impl->pub.evals_per_epoch) impl->pub.eval_steps = steps_between(every, impl->pub.evals_per_epoch);
+    if (impl->pub.saves_per_epoch) impl->pub.save_steps = steps_between(every, impl->pub.saves_per_epoch);
     if (impl->pub.by_epoch & TM_BY_EPOCH_SAVE) impl->pub.save_steps = every;
     if (impl->pub.by_epoch & TM_BY_EPOCH_EVAL) impl->pub.eval_steps = every;
     if (impl->pub.by_epoch & TM_BY_EPOCH_LOG) impl->pub.logging_steps = every;

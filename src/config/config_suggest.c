@@ -139,10 +139,9 @@ static const schema_row *of_same_words(const char *key) {
 static const struct other_names {
     const char *row, *keys; /* keys: separated by blanks */
 } others[] = {
-    {"per_device_train_batch_size", "batch_size train_batch micro_batch_size micro_batch"},
-    {"per_device_eval_batch_size", "eval_batch_size"},
+    {"per_device_train_batch_size", "batch_size train_batch micro_batch"},
     {"gradient_accumulation_steps", "grad_accum accumulate_grad_batches grad_accumulation_steps accumulation_steps"},
-    {"num_train_epochs", "epoch epochs num_epochs max_epochs"},
+    {"num_train_epochs", "epoch epochs max_epochs"},
     {"max_steps", "steps iters num_steps max_iters max_train_steps"},
     {"learning_rate", "lr"},
     {"weight_decay", "wd"},
@@ -150,24 +149,20 @@ static const struct other_names {
     {"adam_beta2", "beta2"},
     {"adam_epsilon", "eps"},
     {"max_grad_norm", "clip_grad grad_clip gradient_clip_val"},
-    {"lr_scheduler_type", "scheduler_type lr_scheduler"},
+    {"lr_scheduler_type", "scheduler_type"},
     {"warmup_steps", "warmup num_warmup_steps"},
-    {"model", "model_path model_id base_model pretrained_model_name_or_path model_type"},
+    {"model", "model_path model_id pretrained_model_name_or_path"},
     {"precision", "dtype mixed_precision"},
     {"bf16", "use_bf16"},
     {"fp16", "use_fp16 half_precision"},
-    {"data.train", "train_file train_data train_path data_path datasets dataset_path"},
-    {"data.eval", "eval_file eval_data eval_dataset validation_file"},
-    {"data.seq_len", "max_len block_size sequence_len sequence_length context_length"},
+    {"data.train", "train_data train_path data_path dataset_path"},
+    {"data.eval", "eval_file eval_data"},
+    {"data.seq_len", "max_len sequence_length context_length"},
     {"output_dir", "output save_dir output_path"},
     {"save_steps", "checkpoint_steps checkpoint_interval"},
     {"seed", "random_seed"},
     {"adapter", "peft lora peft_type peft_config lora_config"},
-    {"tuner_type", "finetuning_type"},
-    {"target_modules", "lora_target"},
-    {"modules_to_save", "additional_target"},
     {"quantization", "quantization_config"},
-    {"quant_bits", "quantization_bit"},
     {"strategy",
      "parallel_method parallel_strategy distributed_strategy distributed_backend distributed_type parallelism zero3"},
     {"memory.host_budget", "ram max_memory memory_budget memory_limit cpu_memory"},
@@ -189,17 +184,15 @@ static const char *leaf_of(const schema_row *row) {
 
 tm_status config_suggest_key(tm_buf *out, const char *section, const char *key) {
     (void)pthread_once(&once, fill);
-    const schema_row *row = *section || !by_other_name(key) ? same_name(section, key) : NULL;
+    const char *other = by_other_name(key);
+    const schema_row *row = *section || !other ? same_name(section, key) : NULL;
     if (row) {
         size_t under = (size_t)(leaf_of(row) - row->path);
         if (!under) return tm_buf_printf(out, "; it belongs at top level");
         return tm_buf_printf(out, "; it belongs under \"%.*s\"", (int)under - 1, row->path);
     }
-    row = nearest(section, key, 6); /* a slip of the pen */
-    const char *other = row ? NULL : by_other_name(key);
-    if (other && !strcmp(key, "model_type")) return tm_buf_printf(out, "; it is read from the model's config.json");
     if (other) return tm_buf_printf(out, "; did you mean \"%s\"?", other);
-    if (!row) row = nearest(section, key, 4);
+    row = nearest(section, key, 4); /* a slip of the pen */
     if (row) return tm_buf_printf(out, "; did you mean \"%s\"?", leaf_of(row));
     row = of_same_words(key);
     if (!row && strlen(key) > 4) row = nearest(NULL, key, 6);
