@@ -151,10 +151,13 @@ static tm_status print_attention_json(const bench *b, const args *a) {
 
 static tm_status run(const args *a) {
     bench b = {0};
-    tm_status rc = tm_kernels_init((unsigned)a->threads, TM_ELEM_F32);
-    if (rc == TM_OK) b.peak = tm_kernels_peak_flops();
-    for (int t = 0; t < 2; t++)
-        for (uint32_t seq = SHORTEST; rc == TM_OK && seq <= a->most; seq *= 2) rc = one(&b, a, seq, (tm_elem)t);
+    static const tm_elem types[] = {TM_ELEM_F32, TM_ELEM_BF16};
+    tm_status rc = TM_OK;
+    for (size_t t = 0; t < TM_COUNT(types) && rc == TM_OK; t++) {
+        rc = tm_kernels_init((unsigned)a->threads, types[t]); /* as a run of that type */
+        if (rc == TM_OK && t == 0) b.peak = tm_kernels_peak_flops();
+        for (uint32_t seq = SHORTEST; rc == TM_OK && seq <= a->most; seq *= 2) rc = one(&b, a, seq, types[t]);
+    }
     if (rc == TM_OK && a->json) rc = print_attention_json(&b, a);
     if (rc == TM_OK && !a->json) print_table(&b, a);
     tm_kernels_close();

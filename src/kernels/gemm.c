@@ -18,8 +18,10 @@ static tm_status use(const gemm_backend *b, unsigned threads, tm_elem products, 
     if (how == GEMM_NO_MEMORY) return tm_nomem(least_bytes(b, threads));
     if (how == GEMM_ABSENT) return TM_OK;
     *wrong = kernels_check_gemm(b->run);
+    tm_status rc = TM_OK;
+    if (!*wrong && b->attention) rc = kernels_check_attention(b->attention, wrong);
     b->close(); /* what the check alone has touched, and made, is given back */
-    if (*wrong) return TM_OK;
+    if (rc != TM_OK || *wrong) return rc;
     how = b->open(threads, products);
     if (how != GEMM_READY) return tm_nomem(least_bytes(b, threads));
     chosen = b;
@@ -72,6 +74,9 @@ void gemm_close(void) {
     chosen = NULL;
 }
 
+const attention_way *gemm_attention(void) {
+    return chosen ? chosen->attention : NULL;
+}
 uint64_t gemm_resident_bytes(const tm_products *p) {
     return chosen ? chosen->resident_bytes(kernels_team(), p) : 0;
 }

@@ -13,6 +13,7 @@
  * alone: any cut of C, any number of threads gives the same bits. The instruction takes denormals for zero, and makes none.
  *
  * What it does not multiply (operands of fp32 or fp16) is the builtin product's, in whose scratch this one works. */
+#include "kernels/attention_internal.h"
 #include "kernels/gemm_amx_internal.h"
 #include "kernels/kernels_internal.h"
 
@@ -70,7 +71,8 @@ static gemm_opened open_amx(unsigned threads, tm_elem products) {
     if (!has_amx()) return GEMM_ABSENT;
     own.threads = threads;
     gemm_opened how = gemm_builtin.open(threads, products);
-    snprintf(own.name, sizeof own.name, "amx+%s", gemm_builtin.describe());
+    /* amx2: with attention of its own */
+    snprintf(own.name, sizeof own.name, "amx2+%s", gemm_builtin.describe());
     return how;
 }
 
@@ -128,10 +130,10 @@ static const struct {
     uint8_t rows[16];
 } whole_tiles = {.palette = 1, .row_bytes = EIGHT(AMX_ROW_BYTES), .rows = EIGHT(AMX_TILE_ROWS)};
 
-AMX static void begin_tiles(void) {
+AMX void amx_begin_tiles(void) {
     _tile_loadconfig(&whole_tiles);
 }
-AMX static void end_tiles(void) {
+AMX void amx_end_tiles(void) {
     _tile_release();
 }
 
@@ -296,10 +298,10 @@ static void run(const tm_gemm_args *g) {
 #pragma omp parallel num_threads(own.threads) if (c.tiles_m * c.tiles_n > 1)
     {
         char *mine = gemm_builtin_scratch((unsigned)omp_get_thread_num(), THREAD_BYTES);
-        begin_tiles();
+        amx_begin_tiles();
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t x = 0; x < c.tiles_m * c.tiles_n; x++) one_tile(g, &c, x, mine);
-        end_tiles();
+        amx_end_tiles();
     }
 }
 
@@ -319,6 +321,7 @@ const gemm_backend gemm_amx = {.name = "amx",
                                .run = run,
                                .describe = describe,
                                .resident_bytes = resident,
+                               .attention = &attention_by_amx,
                                .close = close_amx};
 #else
 static gemm_opened open_amx(unsigned threads, tm_elem products) {

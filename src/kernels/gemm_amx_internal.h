@@ -22,6 +22,13 @@ static inline size_t amx_panel(size_t depth) {
 void amx_pack_left(const operand *o, uint16_t *out);
 void amx_pack_right(const operand *o, uint16_t *out);
 
+/* Register tiles of the calling thread, all of 16 rows x 64 bytes, from one to the other. */
+void amx_begin_tiles(void);
+void amx_end_tiles(void);
+
+/* Row i, column j of 16 x 16 pairs of elements becomes row j, column i. x: rows of ld elements. */
+void amx_transpose_pairs(const uint16_t *x, size_t ld, uint16_t *out);
+
 /* Where a block of sums of two panels goes: rows [0, rows) x columns [0, columns) of C, at most 32 x 32. */
 typedef struct amx_block {
     const tm_gemm_args *g;

@@ -47,6 +47,10 @@ INLINE void transpose_pairs(const uint16_t *x, size_t ld, uint16_t *out) {
 #undef PART
 }
 
+AVX512 void amx_transpose_pairs(const uint16_t *x, size_t ld, uint16_t *out) {
+    transpose_pairs(x, ld, out);
+}
+
 /* Stored by line: up to 32 depths of up to 32 lines, as tiles of a left operand. */
 INLINE void copy_lines(const uint16_t *x, uint64_t ld, size_t lines, size_t depths, uint16_t *out) {
     __mmask32 mask = first_lanes(depths);

@@ -125,6 +125,9 @@ extern const kernels_table kernels_sizes; /* of results, for comparing columns (
 /* NULL: right; else what is wrong. A millisecond or two, on small odd sizes. */
 const char *kernels_check_column(const kernels_table *t);
 const char *kernels_check_gemm(void (*run)(const tm_gemm_args *));
+typedef struct attention_way attention_way; /* attention_internal.h */
+/* *wrong as above, of a way of attention beside the one in fp32. */
+tm_status kernels_check_attention(const attention_way *way, const char **wrong);
 unsigned kernels_team(void); /* threads for a parallel region */
 /* One head's gradient of one position, turned back in place. */
 void kernels_rotate_back(const tm_rope *r, uint64_t position, float *x);
@@ -142,6 +145,7 @@ typedef struct gemm_backend {
     void (*run)(const tm_gemm_args *g);
     const char *(*describe)(void);
     uint64_t (*resident_bytes)(unsigned threads, const tm_products *p); /* once it was opened for their type */
+    const attention_way *attention;       /* of bf16, once it was opened for that; NULL: it has none of its own */
     void (*start_team)(unsigned threads); /* of the calling thread, before its first product; NULL: nothing */
     void (*close)(void);
 } gemm_backend;
@@ -151,6 +155,7 @@ extern const gemm_backend *gemm_backends[GEMM_BACKENDS]; /* tests replace entrie
 tm_status gemm_choose(unsigned threads, tm_elem products);
 tm_status kernels_need_address_space(unsigned threads, tm_elem products); /* before that; TM_EINPUT */
 void gemm_close(void);
+const attention_way *gemm_attention(void); /* of the back-end in use; NULL: fp32's */
 uint64_t gemm_resident_bytes(const tm_products *p);
 void gemm_start_team(void);
 

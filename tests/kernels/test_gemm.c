@@ -1,5 +1,6 @@
 /* Products against double, for every mix of types and transposes, odd sizes, every back-end and every column. */
 #include "kernels/gemm.h"
+#include "kernels/attention_internal.h"
 #include "kernels/kernels_internal.h"
 #include "tests/support/skip.h"
 
@@ -355,7 +356,7 @@ static void amx_chosen(void **state) {
     if (!cpu_has("amx_tile") || !cpu_has("amx_bf16") || !kernels_has_bf16()) TEST_SKIP("no AMX");
     unsetenv("TIDEMILL_GEMM"), unsetenv("TIDEMILL_ISA");
     assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
-    assert_string_equal(tm_gemm_library(), "amx+builtin-avx512");
+    assert_string_equal(tm_gemm_library(), "amx2+builtin-avx512");
     assert_false(is_loaded("dnnl") || is_loaded("openblas"));
     setenv("TIDEMILL_ISA", "avx2", 1);
     assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
@@ -404,6 +405,31 @@ static void capped(void **state) {
     assert_non_null(strstr(tm_gemm_library(), "-isa1-columns+builtin-ref"));
 }
 
+/* The same of a way of attention whose last head's output is off. */
+static void almost_attends(const tm_attention *a, uint64_t b, uint64_t head) {
+    attention_in_fp32.forward(a, b, head);
+    if (head + 1 == a->heads) ((uint16_t *)a->o)[(size_t)a->heads * a->head_dim - 1] += 0x20;
+}
+
+static void wrong_attention_is_not_used(void **state) {
+    (void)state;
+    const gemm_backend *kept = gemm_backends[0];
+    gemm_backend wrong = gemm_builtin;
+    attention_way way = attention_in_fp32;
+    way.forward = almost_attends;
+    wrong.name = "almost", wrong.attention = &way, wrong.preference = most_wanted;
+    gemm_backends[0] = &wrong;
+    unsetenv("TIDEMILL_ISA"), setenv("TIDEMILL_GEMM", "almost", 1);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "attention"));
+    tm_error_clear();
+    way.forward = attention_in_fp32.forward;
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
+    gemm_backends[0] = kept;
+    unsetenv("TIDEMILL_GEMM");
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
+}
+
 static int run_backend(const char *isa, const char *gemm) {
     setenv("TIDEMILL_ISA", isa, 1);
     setenv("TIDEMILL_GEMM", gemm, 1);
@@ -442,9 +468,13 @@ static int one_backend(const void *isa, const void *gemm) {
 int main(void) {
     static const char *const columns[] = {"ref", "avx2", "avx512"}, *const backends[] = {"builtin", "openblas",
                                                                                          "onednn", "amx"};
-    const struct CMUnitTest choice[] = {cmocka_unit_test(chosen_by_type), cmocka_unit_test(amx_chosen),
-                                        cmocka_unit_test(chosen_for_ref), cmocka_unit_test(not_loaded_for_nothing),
-                                        cmocka_unit_test(capped),         cmocka_unit_test(wrong_product_is_not_used)};
+    const struct CMUnitTest choice[] = {cmocka_unit_test(chosen_by_type),
+                                        cmocka_unit_test(amx_chosen),
+                                        cmocka_unit_test(chosen_for_ref),
+                                        cmocka_unit_test(not_loaded_for_nothing),
+                                        cmocka_unit_test(capped),
+                                        cmocka_unit_test(wrong_product_is_not_used),
+                                        cmocka_unit_test(wrong_attention_is_not_used)};
     int failed = 0;
     for (size_t i = 0; i < TM_COUNT(choice); i++) failed += apart(one_test, "choice", &choice[i]);
     for (size_t c = 0; c < TM_COUNT(columns); c++)
