@@ -68,7 +68,7 @@ int tm_cmd_chat(int argc, char **argv) {
     if (j.labels.train_on_inputs && j.labels.mask_history)
         return tm_cli_wrong("chat",
                             "--mask-history learns the last answer alone, --train-on-inputs everything; give one");
-    tm_status status = text_model_open(&j.model, model, true);
+    tm_status status = text_model_open(&j.model, tm_cmd_model(model), true);
     if (status == TM_OK) status = shown ? text_lines_shown(show, &j) : text_lines(answer, &j);
     text_model_close(&j.model);
     return status == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();

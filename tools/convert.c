@@ -46,8 +46,10 @@ int tm_cmd_convert(int argc, char **argv) {
     if (init && strcmp(init, "random") != 0) return tm_cli_wrong("convert", "--init '%s' is not random", init);
     if (seed < -1) return tm_cli_wrong("convert", "--seed must not be negative");
     if (seed >= 0 && !init) return tm_cli_wrong("convert", "--seed is for --init random");
-    const tm_export_request r = {
-        .in = place[0], .out = place[1], .base = base, .convert = {.dtype = dtype, .max_shard_bytes = shard}};
+    const tm_export_request r = {.in = tm_cmd_model(place[0]),
+                                 .out = place[1],
+                                 .base = tm_cmd_model(base),
+                                 .convert = {.dtype = dtype, .max_shard_bytes = shard}};
     if (init) return convert_random(&r, seed < 0 ? 42 : seed, host_budget);
     return tm_run_conversion("converting", r, host_budget, TM_REPORT_NOTHING);
 }

@@ -81,6 +81,8 @@ int tm_cmd_eval(int argc, char **argv) {
     if (!a.config && (!a.model || !a.data))
         return tm_cli_wrong("eval", "--%s is missing; it may be left out with --config", a.model ? "data" : "model");
     a.precision_given = precision != NULL;
+    a.model = tm_cmd_model(a.model);
+    a.tiers.adapter = tm_cmd_model(a.tiers.adapter);
     rc = precision ? tm_precision_option("eval", precision, &a.precision) : -1;
     if (rc >= 0) return rc;
     if (seq_len < 0 || seq_len > 1 << 24 || rows < 0 || rows > 4096 || max_new < 0 || max_new > 1 << 20 || show < 0 ||

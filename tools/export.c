@@ -32,9 +32,9 @@ int tm_cmd_export(int argc, char **argv) {
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
     return tm_run_conversion("exporting",
-                             (tm_export_request){.in = place[0],
+                             (tm_export_request){.in = tm_cmd_model(place[0]),
                                                  .out = place[1],
-                                                 .base = base,
+                                                 .base = tm_cmd_model(base),
                                                  .merge = merge,
                                                  .dtype_of_config = true,
                                                  .convert.dtype = dtype},

@@ -52,6 +52,8 @@ int tm_cmd_generate(int argc, char **argv) {
     if (!a.prompt == !a.messages) return tm_cli_wrong("generate", "give either --prompt or --messages");
     if (max_new < 0 || max_new > 1 << 20 || a.temperature < 0)
         return tm_cli_wrong("generate", "a number is out of range");
+    a.model = tm_cmd_model(a.model);
+    a.tiers.adapter = tm_cmd_model(a.tiers.adapter);
     rc = tm_precision_option("generate", precision, &a.precision);
     if (rc >= 0) return rc;
     a.max_new_tokens = (uint32_t)max_new;

@@ -246,7 +246,7 @@ int tm_cmd_inspect(int argc, char **argv) {
                         TM_CLI_WORDS(&path, 1, 1)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    subject s = {.path = path};
+    subject s = {.path = tm_cmd_model(path)};
     tm_status status = open_subject(&s);
     if (status == TM_OK) status = json ? print_subject_json(&s, tensors) : print_text(&s, tensors);
     close_subject(&s);

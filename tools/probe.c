@@ -39,6 +39,8 @@ int tm_cmd_probe(int argc, char **argv) {
         TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
+    a.model = tm_cmd_model(a.model);
+    a.tiers.adapter = tm_cmd_model(a.tiers.adapter);
     rc = tm_precision_option("probe", precision, &a.precision);
     if (rc >= 0) return rc;
     return tm_probe_run(&a) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();

@@ -65,7 +65,7 @@ int tm_cmd_tokenize(int argc, char **argv) {
     if (rc >= 0) return rc;
     if (j.skip_special && !back) return tm_cli_wrong("tokenize", "--skip-special needs --decode");
     if (j.special && back) return tm_cli_wrong("tokenize", "--special does not go with --decode");
-    tm_status status = text_model_open(&j.model, model, false);
+    tm_status status = text_model_open(&j.model, tm_cmd_model(model), false);
     if (status == TM_OK) status = text_lines(back ? decode : encode, &j);
     text_model_close(&j.model);
     return status == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();

@@ -138,6 +138,9 @@ TM_MUST_USE int tm_precision_option(const char *command, const char *text, tm_dt
 /* The configuration of a command that takes keys as options, by its option or its place, into *option (NULL: there is
  * none, keys say it all): -1; else the exit status, after the error line. */
 TM_MUST_USE int tm_cli_config(const char *command, const char **option, const char *word, const tm_opt_list *keys);
+/* A model by its name on a hub becomes where it lies in the user's caches (tm_hub_find); once a process for each. NULL
+ * stays. */
+const char *tm_cmd_model(const char *name);
 /* Positionals that were given, after tm_cli_parse. Entries past the count are NULL. */
 int tm_cli_count(const tm_cli *cli);
 /* What --json prints is one object, one in a process: begun here; ended and printed on a line of its own there. */

@@ -104,6 +104,22 @@ static tm_status merge_all(cfg_state *s, const char *text, size_t len) {
     return TM_OK;
 }
 
+tm_status cfg_find_model(cfg_state *s, const char **name) {
+    char buf[4096];
+    const char *at = *name && s->opts->find_model ? s->opts->find_model(*name, buf) : *name;
+    if (at == *name) return TM_OK;
+    *name = cfg_strndup(s->cfg, at, strlen(at));
+    return *name ? TM_OK : TM_ENOMEM;
+}
+
+/* Names of a hub become paths. */
+static tm_status find_models(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    TM_TRY(cfg_find_model(s, &c->model));
+    TM_TRY(cfg_find_model(s, &c->tokenizer));
+    return cfg_find_model(s, &c->reference);
+}
+
 /* Contradictions only make sense where every value is well-formed, so what the layers hold is reported first; a
  * mismatch between two files, found while merging, waits for the others. */
 static tm_status resolve(cfg_state *s) {
@@ -114,6 +130,7 @@ static tm_status resolve(cfg_state *s) {
     TM_TRY(cfg_fill_all(s));
     TM_TRY(config_resolve_run(s));
     TM_TRY(config_resolve_objective(s));
+    TM_TRY(find_models(s));
     config_resolve_quantization(s);
     TM_TRY(config_resolve_adapter(s));
     TM_TRY(config_resolve_freezing(s));

@@ -285,6 +285,8 @@ typedef struct tm_config_opts {
     /* Appends the file at `path` (relative to the current directory) to `out`; for "deepspeed": PATH. */
     tm_status (*read_file)(void *ctx, const char *path, tm_buf *out);
     void *read_ctx;
+    /* Where a model, tokenizer, reference or adapter of that name lies, as `found` or in `buf` [4096]; NULL: as it says. */
+    const char *(*find_model)(const char *name, char *buf);
 } tm_config_opts;
 
 /* Relaxed JSON: comments, trailing commas, 5e8 as an integer; YAML where the name ends in .yaml or .yml. Warns once for each key that has no effect here. */

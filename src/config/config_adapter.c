@@ -91,10 +91,9 @@ static void take_word(cfg_state *s, tm_adapter_config *a, const char *key, const
     take(s, a, key, &word);
 }
 
-static tm_status read_folder(cfg_state *s, tm_adapter_config *a, const cfg_value *v) {
+static tm_status read_folder(cfg_state *s, tm_adapter_config *a, const cfg_value *v, const char *folder) {
     char w[256], path[4096];
     tm_buf text = {0};
-    const char *folder = folder_of(v);
     if (!s->opts->read_file)
         return tm_fail(TM_EINPUT, "%s: \"%s\" names a folder, which cannot be read here", cfg_where(v, w, sizeof w),
                        v->spelled);
@@ -166,9 +165,10 @@ static tm_status build(cfg_state *s, tm_adapter_config *a) {
     const cfg_value *from = folder(s), *asked = asked_for(s);
     if (!by_peft(s)) take_defaults(s, a);
     if (from && s->n_problems == before) {
-        TM_TRY(read_folder(s, a, from));
         c->adapter_path = cfg_strndup(s->cfg, folder_of(from), strlen(folder_of(from)));
         if (!c->adapter_path) return TM_ENOMEM;
+        TM_TRY(cfg_find_model(s, &c->adapter_path));
+        TM_TRY(read_folder(s, a, from, c->adapter_path));
     }
     take_all(s, a);
     resolve_qlora(s);

@@ -124,6 +124,9 @@ write_how write_schedule, write_files, write_columns, write_budget, write_every,
     write_optimizer, write_eps, write_one;
 write_how write_adapter, write_losses;
 
+/* Where it lies instead, if the caller knows (config.c). */
+tm_status cfg_find_model(cfg_state *s, const char **name) TM_MUST_USE;
+
 /* ---- strategies (strategy.c) --------------------------------------------------------------------------------- */
 
 /* TM_STRATEGY_COUNT: there is none of that name. */

@@ -250,6 +250,14 @@ typedef struct tm_source_tensor {
     uint64_t offset, bytes; /* in that file; of NF4 and FP4: the codes */
 } tm_source_tensor;
 
+/* ---- models by their names on a hub (hub.c) ---- */
+
+bool tm_hub_is_name(const char *name); /* OWNER/NAME, as models are called there */
+/* Where OWNER/NAME lies in the caches of huggingface_hub (HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HOME) or ModelScope
+ * (MODELSCOPE_CACHE, HOME), in `buf` [4096]; `name` itself where it is a path that is there, no such name, or in neither.
+ * Never the network. */
+const char *tm_hub_find(const char *name, char *buf);
+
 typedef struct tm_source tm_source;
 TM_MUST_USE tm_status tm_source_open(tm_source **out, const char *path);
 /* Without weights: config and side files only (a folder needs no more than its config.json); no tensors. */

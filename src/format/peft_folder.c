@@ -338,12 +338,12 @@ tm_status tm_adapter_folder_read_f32(const tm_adapter_folder *f, uint32_t i, uin
 
 /* ---- the base ---- */
 
-/* Beside the folder (as a path from there), or from here. */
+/* Beside the folder (as a path from there), or from here, or a hub's name in the user's caches. */
 static tm_status look_for(const tm_adapter_folder *f, const char *name, tm_buf *out) {
-    char *beside = tm_path_join(f->path, name);
+    char *beside = tm_path_join(f->path, name), cached[4096];
     if (!beside) return tm_nomem(strlen(name));
     bool is = name[0] != '/' && tm_path_exists(beside);
-    tm_status rc = tm_buf_printf(out, "%s", is ? beside : name);
+    tm_status rc = tm_buf_printf(out, "%s", is ? beside : tm_hub_find(name, cached));
     tm_free(beside);
     return rc;
 }

@@ -52,23 +52,16 @@ tm_status tm_source_sort(tm_source *src) {
     return rc;
 }
 
-/* OWNER/NAME, as models are called on Hugging Face's hub. */
-static bool is_hub_id(const char *path) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
-    size_t owner = strspn(path, plain), name = path[owner] == '/' ? strspn(path + owner + 1, plain) : 0;
-    return owner > 0 && *path != '.' && name > 0 && path[owner + 1] != '.' && !path[owner + 1 + name] &&
-           !tm_ends_with(path, ".gguf");
-}
-
 static tm_status open_kind(tm_source *src, bool weights) {
     const char *path = src->path;
     if (tm_path_is_dir(path)) return tm_source_open_folder(src, weights);
     bool absent = tm_path_absent(path);
-    if (absent && is_hub_id(path))
-        return tm_fail(TM_EINPUT,
-                       "%s: there is no such model folder or .gguf file, and nothing is downloaded: `hf download %s "
-                       "--local-dir %s` fetches it",
-                       path, path, path);
+    if (absent && tm_hub_is_name(path))
+        return tm_fail(
+            TM_EINPUT,
+            "%s: there is no such model folder or .gguf file, nor is it in the caches of Hugging Face and ModelScope, "
+            "and nothing is downloaded; fetch it: hf download %s   (or: modelscope download --model %s)",
+            path, path, path);
     if (absent) return tm_fail(TM_EINPUT, "%s: there is no such model folder or .gguf file", path);
     static const char *const pickles[] = {".bin", ".pt", ".pth", ".ckpt"};
     for (size_t i = 0; i < TM_COUNT(pickles); i++)

@@ -56,7 +56,12 @@ static tm_status load(evaluation *e, uint32_t *ranks) {
     const tm_eval_args *a = e->args;
     char run[4096];
     tm_buf text = {0};
-    tm_config_opts o = {.name = a->config, .set = a->set, .n_set = a->n_set, .read_file = slurp, .data_optional = true};
+    tm_config_opts o = {.name = a->config,
+                        .set = a->set,
+                        .n_set = a->n_set,
+                        .read_file = slurp,
+                        .find_model = tm_hub_find,
+                        .data_optional = true};
     tm_status rc;
     if (!a->config) {
         rc = plain(a->model, &text);

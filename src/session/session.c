@@ -27,6 +27,7 @@ tm_status session_load_config(session *s, bool data_optional) {
                                               .set = s->args->set,
                                               .n_set = s->args->n_set,
                                               .read_file = slurp,
+                                              .find_model = tm_hub_find,
                                               .world_size = s->comm ? s->ranks.ranks : 1,
                                               .data_optional = data_optional});
     tm_buf_free(&text);
@@ -205,8 +206,13 @@ static tm_status check_data(const tm_config *c) {
     const tm_data_items *const all[] = {&c->data.train_items, &c->data.eval_items};
     const char *absent;
     for (size_t i = 0; i < TM_COUNT(all); i++)
-        if (!are_there(all[i], &absent))
-            return tm_fail(TM_EINPUT, "%s: there is no such file; \"data.%s\" names it", absent, i ? "eval" : "train");
+        if (!are_there(all[i], &absent)) {
+            bool hub = tm_hub_is_name(absent) && strchr(absent, '.') == NULL;
+            return tm_fail(
+                TM_EINPUT, "%s: there is no such file; \"data.%s\" names it%s%s%s", absent, i ? "eval" : "train",
+                hub ? ". Data of a hub are not downloaded: hf download --repo-type dataset --local-dir data " : "",
+                hub ? absent : "", hub ? ", and name its files" : "");
+        }
     return TM_OK;
 }
 

@@ -42,6 +42,70 @@ static const words_row options[] = {
     {"$T train -x", 2, {"unknown option '-x'"}, NULL, 1},
 };
 
+/* Models of a hub, in caches as huggingface_hub and ModelScope lay them out. */
+#define HF                                                                                                             \
+    "h=$PWD/hf; r=$h/models--Some--Model; mkdir -p $r/refs $r/blobs $r/snapshots/abc123; printf abc123 "               \
+    ">$r/refs/main; "
+#define LINKED                                                                                                         \
+    "for f in $M/*.json $M/*.jinja $M/*.safetensors; do cp $f $r/blobs/b-$(basename $f); ln -s "                       \
+    "../../blobs/b-$(basename $f) "                                                                                    \
+    "$r/snapshots/abc123/$(basename $f); done; "
+static const words_row names_of_a_hub[] = {
+    {HF LINKED "HF_HUB_CACHE=$h $T train --model Some/Model --dataset $D --tuner_type lora --max_steps 1 --quiet "
+               "--output_dir o && "
+               "grep -o 'snapshots/abc123' o/run.json",
+     0,
+     {"snapshots/abc123"}},
+    {HF LINKED "mkdir home; mv $h home/hub; HF_HOME=$PWD/home $T inspect Some/Model | head -2", 0, {"abc123"}},
+    {HF LINKED "mkdir -p home/.cache/huggingface; mv $h home/.cache/huggingface/hub; env -u HF_HOME -u HF_HUB_CACHE -u "
+               "XDG_CACHE_HOME HOME=$PWD/home $T generate --model Some/Model --prompt a --max-new-tokens 1 --json",
+     0,
+     {"finish_reason"}},
+    {HF LINKED "rm $r/refs/main; echo '{\"text\": \"a\"}' | HF_HUB_CACHE=$h $T tokenize --model Some/Model",
+     0,
+     {"\"ids\""}},
+    {HF LINKED "printf '../../x' >$r/refs/main; mkdir $r/snapshots/def; HF_HUB_CACHE=$h $T inspect Some/Model",
+     2,
+     {"nor is it in the caches", "hf download Some/Model"},
+     NULL,
+     1},
+    {HF LINKED "printf ghost >$r/refs/main; HF_HUB_CACHE=$h $T inspect Some/Model",
+     2,
+     {"hf download Some/Model"},
+     NULL,
+     1},
+    {"mkdir -p ms/models/Some; cp -r $M ms/models/Some/Model-2___5; MODELSCOPE_CACHE=$PWD/ms $T inspect Some/Model-2.5 "
+     "| head -2",
+     0,
+     {"Model-2___5"}},
+    {"mkdir -p home/.cache/modelscope/hub/Some; cp -r $M home/.cache/modelscope/hub/Some/Model; HOME=$PWD/home "
+     "HF_HUB_CACHE=/nowhere $T plan --model Some/Model --no-measure | head -1",
+     0,
+     {"1.0 M parameters"}},
+    /* what is here counts before what is there */
+    {HF "mkdir Some; cp -r $M Some/Model; HF_HUB_CACHE=$h $T inspect Some/Model | head -2",
+     0,
+     {"Some/Model"},
+     "abc123"},
+    /* what is nowhere */
+    {"HF_HUB_CACHE=/nowhere HOME=/nowhere $T plan --model Qwen/Qwen2.5-7B-Instruct",
+     2,
+     {"Qwen/Qwen2.5-7B-Instruct: there is no such model folder", "hf download Qwen/Qwen2.5-7B-Instruct",
+      "modelscope download --model Qwen/Qwen2.5-7B-Instruct"},
+     NULL,
+     1},
+    {"$T train --model $M --dataset tatsu-lab/alpaca --max_steps 1",
+     2,
+     {"tatsu-lab/alpaca: there is no such file", "hf download --repo-type dataset --local-dir data tatsu-lab/alpaca"},
+     NULL,
+     1},
+};
+
+static void models_of_a_hub(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(names_of_a_hub); i++) words_check(&names_of_a_hub[i]);
+}
+
 static void options_of_keys(void **state) {
     (void)state;
     for (size_t i = 0; i < TM_COUNT(options); i++) words_check(&options[i]);
@@ -50,6 +114,7 @@ static void options_of_keys(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_of_keys),
+        cmocka_unit_test(models_of_a_hub),
     };
     words_begin();
     return cmocka_run_group_tests_name("words", tests, NULL, NULL);
