@@ -44,6 +44,19 @@ tm_status tm_source_piece_of(const tm_source *src, uint32_t t, uint64_t first, u
     return TM_OK;
 }
 
+bool tm_source_packing(const tm_source *src, uint32_t t, tm_packed *out) {
+    static const tm_packed_type of[TM_FMT_COUNT] = {
+        [TM_FMT_F32] = TM_PACKED_F32,   [TM_FMT_BF16] = TM_PACKED_BF16, [TM_FMT_F16] = TM_PACKED_F16,
+        [TM_FMT_Q8_0] = TM_PACKED_Q8_0, [TM_FMT_Q4_0] = TM_PACKED_Q4_0, [TM_FMT_Q4_1] = TM_PACKED_Q4_1,
+        [TM_FMT_Q5_0] = TM_PACKED_Q5_0, [TM_FMT_Q5_1] = TM_PACKED_Q5_1, [TM_FMT_Q4_K] = TM_PACKED_Q4_K,
+        [TM_FMT_Q5_K] = TM_PACKED_Q5_K, [TM_FMT_Q6_K] = TM_PACKED_Q6_K};
+    const source_entry *s = &src->entry[t];
+    const tm_source_tensor *info = &s->info;
+    *out = (tm_packed){.packing = of[info->fmt], .k = info->ndim == 2 ? info->shape[1] : 0, .head_rows = s->head_rows};
+    bool plain = !s->bnb && !s->made && !s->merge && !s->transposed && !s->added_one;
+    return plain && out->packing != TM_PACKED_NOT && out->k > 0 && out->k % tm_packing_of(out->packing)->block == 0;
+}
+
 /* ---- values ---- */
 
 /* Elements in the file's order, from element `base` on, which begins a block. */

@@ -32,3 +32,9 @@ tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, tm_adapter_folder
     }
     return tiers->device ? forward_device(o, tiers) : TM_OK;
 }
+
+void forward_only(job_opts *o) {
+    static const tm_model_roles none_learns = {0};
+    if (!o->adapter) o->roles = &none_learns;
+    o->as_stored = !o->device;
+}

@@ -130,6 +130,7 @@ static tm_status run(sampler *s, const job_opts *base) {
     tm_status rc;
     o.kv_rows = s->n;
     o.kv_capacity = o.positions = s->longest + s->o->max_new_tokens;
+    forward_only(&o);
     o.other_bytes += (uint64_t)s->n * s->vocab * sizeof(float);
     TM_GO(job_open(&s->job, &o));
     s->job->sinks.fill = fill;

@@ -1,7 +1,8 @@
 /* Parts that do not learn: what of which files they are. Such a part has no state of its own; its values are read where
  * the user's files have them (offload: tm_layout_home), and come to where they are computed with in one of two ways:
  *
- *   in place   one range of one file holds the part as it is computed with: operations get a pointer into its frame
+ *   in place   one range of one file holds the part as it is computed with: operations get a pointer into its frame;
+ *              going only forward (as_stored) also whole matrices in the types that products decode themselves
  *   decoded    pieces of some million elements are decoded into a temporary, once a visit (OP_DECODE); or, as much of
  *              it as the planner finds the memory for, once, at the start, and held
  *
@@ -133,6 +134,17 @@ static bool lies_in_place(const tm_job *job, uint32_t tensor, const tm_source_pi
            stored_fmt(job, tensor) == job_compute_fmt(job->dtype);
 }
 
+/* What a file has is multiplied as it is: whole rows of a matrix, which products decode. */
+static bool lies_packed(const tm_job *job, uint32_t part, const tm_source_piece *p, uint64_t n) {
+    part_state *s = &job->part[part];
+    const tm_segment *seg = tm_model_part_segments(job->model, part);
+    bool may = job->opts.as_stored && from_source(job) && tm_model_part_packs(job->model, part);
+    if (!may || !tm_source_packing(job->source, job->source_tensor[seg->tensor], &s->packed) || p->elements != n ||
+        n != s->elements || p->first % s->packed.k || n % s->packed.k)
+        s->packed = (tm_packed){.packing = TM_PACKED_NOT};
+    return s->packed.packing != TM_PACKED_NOT;
+}
+
 static tm_status add_decoded(tm_job *job, uint32_t part, uint32_t segment, span at, uint32_t *bundle) {
     for (uint64_t done = 0; done < at.n; done += PIECE_ELEMENTS) {
         frozen_piece f = {.part = part, .segment = segment, .begin = at.begin + done};
@@ -185,7 +197,7 @@ tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
         frozen_piece f = {.part = part, .begin = held.begin, .n = held.n};
         tm_source_piece p;
         TM_TRY(frozen_source_piece(job, &f, &p));
-        s->in_place = lies_in_place(job, seg->tensor, &p, held.n);
+        s->in_place = lies_in_place(job, seg->tensor, &p, held.n) || lies_packed(job, part, &p, held.n);
         if (s->in_place) return add_piece(job, f, &p, IN_PLACE_BYTES, bundle);
     }
     for (uint32_t i = 0; i < n_segments; i++) {
@@ -204,13 +216,20 @@ static uint64_t raw_bytes(const tm_job *job, const frozen_piece *f) {
     return bytes;
 }
 
+uint64_t frozen_raw_bytes(const tm_job *job, uint32_t part) {
+    const part_state *s = &job->part[part];
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < s->n_pieces; i++) bytes += raw_bytes(job, &job->frozen[s->first_piece + i]);
+    return bytes;
+}
+
 frozen_sizes frozen_decoded(const tm_job *job, double share) {
     frozen_sizes all = {0};
     for (uint32_t p = 0; p < tm_model_parts(job->model); p++) {
         const part_state *s = &job->part[p];
         if (s->in_place || !is_held(p, share)) continue;
         if (s->n_pieces) all.decoded += frozen_held(job, p).n * tm_dtype_bytes(job->dtype);
-        for (uint32_t i = 0; i < s->n_pieces; i++) all.raw += raw_bytes(job, &job->frozen[s->first_piece + i]);
+        all.raw += frozen_raw_bytes(job, p);
     }
     return all;
 }

@@ -78,6 +78,7 @@ typedef struct part_state {
     bool mixed;                   /* some of its tensors do not learn: their gradient is zero */
     bool learns;                  /* else it has none of the above but `weights`, and is read where it lies: */
     bool in_place;                /* its only piece is what computes; else pieces are decoded first (frozen.c) */
+    tm_packed packed;             /* in place as the file has it: all but the address; TM_PACKED_NOT: it is not */
     uint32_t first_piece, n_pieces;
     uint32_t held, n_held; /* objects that hold what pieces decode to, from the start on; n_held 0: none do */
     uint32_t means;        /* of its group, in the group's first part (passes.c); TM_NO_OBJECT: none */
@@ -173,6 +174,7 @@ typedef struct job_opts {
     const tm_adapter_config *adapter;   /* its modules are adapted, all else stays as it is; NULL: no adapter */
     const tm_freeze *freeze;            /* without an adapter: what learns; NULL: everything does */
     const char *weights; /* folder or file that they are read from instead of `model`; NULL: of `model` */
+    bool as_stored;      /* forward only, on the host: matrices that do not learn are multiplied as files have them */
     tm_fmt four_bits;    /* NF4, FP4: what `quantization` makes of the model; F32: there is none */
     bool double_quant;
     uint32_t quant_block;
@@ -507,6 +509,7 @@ span frozen_held(const tm_job *job, uint32_t part); /* elements of which this ra
 /* Its bytes are; a plan counts those of others too. */
 bool frozen_is_there(const tm_job *job, const frozen_piece *f);
 TM_MUST_USE tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_source_piece *out);
+uint64_t frozen_raw_bytes(const tm_job *job, uint32_t part); /* of all its objects */
 /* Where this rank's weights begin in the frame that an operation is given. */
 static inline uint32_t weight_shift(const tm_job *job, uint32_t part) {
     const part_state *s = &job->part[part];

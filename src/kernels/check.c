@@ -95,6 +95,24 @@ static bool blocks_agree(const kernels_table *x, const kernels_table *ref, size_
     return !memcmp(wide[0], wide[1], sizeof wide[0]) && !memcmp(to[0], to[1], sizeof to[0]);
 }
 
+/* Blocks of any codes, whose scales are finite. */
+static bool packings_agree(const kernels_table *x, const kernels_table *ref) {
+    enum { BLOCKS = 3, BYTES = BLOCKS * 210, ELEMENTS = BLOCKS * 256 };
+    uint8_t b[BYTES];
+    float wide[2][ELEMENTS];
+    for (tm_packed_type p = TM_PACKED_NOT + 1; p < TM_PACKINGS; p++) {
+        size_t bytes = tm_packing_of(p)->block_bytes;
+        if (!ref->unpack[p]) continue;
+        for (size_t i = 0; i < BYTES; i++) b[i] = (uint8_t)((i * 2654435761U + (uint32_t)p) >> 13);
+        for (size_t i = 0; i < BLOCKS; i++)
+            b[i * bytes + 1] &= 0xfb, b[i * bytes + 3] &= 0xfb, b[(i + 1) * bytes - 1] &= 0xfb;
+        memset(wide, 0, sizeof wide);
+        x->unpack[p](b, BLOCKS, wide[0]), ref->unpack[p](b, BLOCKS, wide[1]);
+        if (memcmp(wide[0], wide[1], sizeof wide[0]) != 0) return false;
+    }
+    return true;
+}
+
 /* Codes of both parities, also on middles and beyond their ends; a scale of 0. */
 static bool codes_agree(const kernels_table *x, const kernels_table *ref, size_t n) {
     static const uint8_t order[16] = {11, 10, 13, 12, 15, 14, 9, 0, 1, 6, 7, 4, 5, 2, 3, 8};
@@ -258,6 +276,7 @@ const char *kernels_check_column(const kernels_table *x) {
     if (!halves_agree(x, &ref)) return "widen_f16 or narrow_f16";
     for (size_t n = 192; n > 130; n -= 17) /* whole, and ends of every kind */
         if (!blocks_agree(x, &ref, n)) return "nf4_f32, nf4_bf16 or nf4_f16";
+    if (!packings_agree(x, &ref)) return "unpack";
     for (size_t n = 0; n <= N; n++)
         if (!codes_agree(x, &ref, n)) return "nf4_encode";
     for (size_t i = 0; i < TM_COUNT(sizes); i++) {

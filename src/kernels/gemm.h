@@ -36,8 +36,10 @@ typedef struct tm_gemm_args {
     void *c;
     uint64_t lda, ldb, ldc; /* elements from one stored row to the next */
     tm_elem a_type, b_type, c_type;
-    bool a_trans, b_trans; /* a_trans: A is stored [k][m]; b_trans: B is stored [n][k] */
-    bool narrow;           /* C has many rows of few columns, and openblas may deal out rows too, which changes bits */
+    bool a_trans, b_trans;            /* a_trans: A is stored [k][m]; b_trans: B is stored [n][k] */
+    const struct tm_packed *b_packed; /* instead of b and ldb: the matrix B^T [n, k] as a file has it (packed.h), whose
+                                         values are rounded to b_type; with b_trans. NULL: b */
+    bool narrow; /* C has many rows of few columns, and openblas may deal out rows too, which changes bits */
 } tm_gemm_args;
 
 void tm_gemm(const tm_gemm_args *g);

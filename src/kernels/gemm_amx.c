@@ -1,7 +1,7 @@
 /* Our own product of bf16 by AMX. C is cut into tiles, each made by one thread on its own:
  *
  *     tile of C, up to M_TILE x N_TILE
- *         for k0 by at most K_CHUNK                        packs A[tile, k0..]: it stays in the core's second cache
+ *         for k0 by at most AMX_K_CHUNK                    packs A[tile, k0..]: it stays in the core's second cache
  *             groups of up to GROUP columns                packs B[k0.., group]
  *                 panels of 32 columns of B                one stays in half of the first cache, for two threads may share it
  *                     panels of 32 rows of A               2 x 2 register tiles
@@ -27,7 +27,7 @@
 
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
 
-enum { M_TILE = 512, N_TILE = 768, K_CHUNK = 256, GROUP = 128 };
+enum { M_TILE = 512, N_TILE = 768, GROUP = 128 };
 enum {
     QUARTER = AMX_TILE / 2,
     BLOCK = 4 * QUARTER,
@@ -36,8 +36,8 @@ enum {
 /* Of each thread: sums, panels of A and of B. */
 enum {
     C_BYTES = M_TILE * N_TILE * 4,
-    A_BYTES = M_TILE * K_CHUNK * 2,
-    B_BYTES = GROUP * K_CHUNK * 2,
+    A_BYTES = M_TILE * AMX_K_CHUNK * 2,
+    B_BYTES = GROUP * AMX_K_CHUNK * 2,
     THREAD_BYTES = C_BYTES + A_BYTES + B_BYTES
 };
 static const gemm_limits limits = {M_TILE, N_TILE, AMX_LINES, AMX_LINES, GROUP};
@@ -197,12 +197,13 @@ static size_t steps_of(size_t depth) {
 
 static operand rows_of_a(const tile *t) {
     const tm_gemm_args *g = t->g;
-    return (operand){g->a, g->a_type, g->lda, g->a_trans, t->i0, t->m, t->k0, t->depth};
+    return (operand){g->a, g->a_type, g->lda, g->a_trans, t->i0, t->m, t->k0, t->depth, NULL};
 }
 /* Columns from j on. */
 static operand columns_of_b(const tile *t, size_t j) {
     const tm_gemm_args *g = t->g;
-    return (operand){g->b, g->b_type, g->ldb, !g->b_trans, t->j0 + j, tm_min_u64(GROUP, t->n - j), t->k0, t->depth};
+    return (operand){g->b,  g->b_type, g->ldb,     !g->b_trans, t->j0 + j, tm_min_u64(GROUP, t->n - j),
+                     t->k0, t->depth,  g->b_packed};
 }
 
 /* The tile with the part of k from k0 on. */
@@ -227,7 +228,7 @@ static void ask_for_b(tile *t, size_t j) {
     size_t blocks = panels_of(t->m) * panels_of(tm_min_u64(GROUP, t->n - j));
     bool more = j + GROUP < t->n;
     t->asked[NEXT_B] = (ahead){0};
-    if (!more && t->last) return;
+    if ((!more && t->last) || t->g->b_packed) return;
     tile next = with_part(t, more ? t->k0 : t->k0 + t->k_step);
     operand b = columns_of_b(&next, more ? j + GROUP : 0);
     t->asked[NEXT_B] = ahead_of_operand(&b);
@@ -271,7 +272,7 @@ static void one_part(tile *t) {
 }
 
 static void one_tile(const tm_gemm_args *g, const gemm_cut *c, uint64_t x, char *mine) {
-    uint64_t pieces = (g->k + K_CHUNK - 1) / K_CHUNK;
+    uint64_t pieces = (g->k + AMX_K_CHUNK - 1) / AMX_K_CHUNK;
     tile t = {.g = g, .k_step = tm_round_up((g->k + pieces - 1) / pieces, AMX_DEPTHS)};
     gemm_piece m = gemm_piece_of(g->m, c->tiles_m, x % c->tiles_m, AMX_LINES),
                n = gemm_piece_of(g->n, c->tiles_n, x / c->tiles_m, AMX_LINES);

@@ -32,7 +32,7 @@ typedef struct few {
     size_t rows;
     uint16_t *a;    /* packed: [blocks of 16 rows][pairs of depths][rows of the block][2] */
     uint16_t *copy; /* [GROUP][COPIED] */
-    float *sums;    /* [GROUP][SIDE] */
+    float *sums;    /* [blocks of 16 rows of A][GROUP][SIDE] */
     size_t side;    /* that tiles are configured for */
 } few;
 
@@ -124,7 +124,7 @@ AMX static void end_tiles(void) {
 
 /* ---- a group of B's rows ---- */
 
-/* Depths [k, k + n) of the group's rows, and zeros for what they have not. */
+/* Depths [k, k + n) of the group's rows, decoded where they are packed, and zeros for what they have not. */
 static void copy_rows(const few *f, size_t k, size_t n) {
     const tm_gemm_args *g = f->g;
     size_t whole = tm_round_up(n, AMX_DEPTHS);
@@ -134,52 +134,58 @@ static void copy_rows(const few *f, size_t k, size_t n) {
             memset(to, 0, whole * sizeof *to);
             continue;
         }
-        memcpy(to, (const uint16_t *)g->b + (f->row + r) * g->ldb + k, n * sizeof *to);
+        if (g->b_packed)
+            tm_packed_values(g->b_packed, f->row + r, k, n, TM_ELEM_BF16, to);
+        else
+            memcpy(to, (const uint16_t *)g->b + (f->row + r) * g->ldb + k, n * sizeof *to);
         memset(to + n, 0, (whole - n) * sizeof *to);
     }
 }
 
 /* Where all of it lies as tiles want it. */
 static size_t direct_steps(const few *f) {
-    return f->rows == GROUP ? f->g->k / AMX_DEPTHS : 0;
+    return f->rows == GROUP && !f->g->b_packed ? f->g->k / AMX_DEPTHS : 0;
 }
 
-static void multiply_copied(const few *f, const uint16_t *a, size_t side, size_t from) {
-    for (size_t k = from; k < f->g->k; k += COPIED) {
-        size_t n = tm_min_u64(COPIED, f->g->k - k);
-        copy_rows(f, k, n);
-        multiply(f->copy, COPIED, a + k * side, side, tm_round_up(n, AMX_DEPTHS) / AMX_DEPTHS, k > 0, f->sums);
+/* Sums of all rows of A += those over depths [k, k + 32 steps), where B's begin at b. */
+static void multiply_sides(few *f, const uint16_t *b, size_t ld, size_t k, size_t steps) {
+    size_t whole = tm_round_up(f->g->k, AMX_DEPTHS);
+    for (size_t i = 0; i < f->g->m; i += SIDE) {
+        size_t side = side_at(f->g, i);
+        begin_tiles(f, side);
+        multiply(b, ld, f->a + i * whole + k * side, side, steps, k > 0, f->sums + i * GROUP);
     }
 }
 
 static void one_group(few *f) {
     const tm_gemm_args *g = f->g;
-    const uint16_t *a = f->a;
-    size_t steps = direct_steps(f), whole = tm_round_up(g->k, AMX_DEPTHS);
+    size_t steps = direct_steps(f);
+    if (steps) multiply_sides(f, (const uint16_t *)g->b + f->row * g->ldb, g->ldb, 0, steps);
+    for (size_t k = steps * AMX_DEPTHS; k < g->k; k += COPIED) {
+        size_t n = tm_min_u64(COPIED, g->k - k);
+        copy_rows(f, k, n);
+        multiply_sides(f, f->copy, COPIED, k, tm_round_up(n, AMX_DEPTHS) / AMX_DEPTHS);
+    }
     for (size_t i = 0; i < g->m; i += SIDE) {
-        size_t side = side_at(g, i);
-        begin_tiles(f, side);
-        if (steps) multiply((const uint16_t *)g->b + f->row * g->ldb, g->ldb, a, side, steps, false, f->sums);
-        multiply_copied(f, a, side, steps * AMX_DEPTHS);
-        const amx_block c = {.g = g, .row = i, .rows = side, .column = f->row, .columns = f->rows};
-        amx_store_few(&c, f->sums);
-        a += whole * side;
+        const amx_block c = {.g = g, .row = i, .rows = side_at(g, i), .column = f->row, .columns = f->rows};
+        amx_store_few(&c, f->sums + i * GROUP);
     }
 }
 
 void amx_few(const tm_gemm_args *g, unsigned threads) {
-    uint64_t groups = (g->n + GROUP - 1) / GROUP;
-#pragma omp parallel num_threads(threads) if (groups > 1)
+    uint64_t blocks = (g->n + SIDE - 1) / SIDE;
+#pragma omp parallel num_threads(threads) if (blocks > 1)
     {
         unsigned team = (unsigned)omp_get_num_threads(), me = (unsigned)omp_get_thread_num();
-        uint64_t first = groups * me / team, end = groups * (me + 1) / team;
-        char *mine = gemm_builtin_scratch(me, MOST_PACKED + GROUP * COPIED * 2 + GROUP * SIDE * 4);
+        uint64_t end = tm_min_u64(blocks * (me + 1) / team * SIDE, g->n);
+        char *mine = gemm_builtin_scratch(me, MOST_PACKED + GROUP * COPIED * 2 + GROUP * FEW * 4);
         few f = {.g = g, .a = (uint16_t *)(void *)mine};
         f.copy = (uint16_t *)(void *)(mine + MOST_PACKED);
         f.sums = (float *)(void *)(mine + MOST_PACKED + GROUP * COPIED * 2);
-        if (first < end) pack_rows(g, f.a);
-        for (uint64_t i = first; i < end; i++) {
-            f.row = i * GROUP, f.rows = tm_min_u64(GROUP, g->n - f.row);
+        f.row = blocks * me / team * SIDE;
+        if (f.row < end) pack_rows(g, f.a);
+        for (; f.row < end; f.row += GROUP) {
+            f.rows = tm_min_u64(GROUP, end - f.row);
             one_group(&f);
         }
         end_tiles();

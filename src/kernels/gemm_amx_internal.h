@@ -11,7 +11,8 @@ enum {
     AMX_DEPTHS = 32, /* of a tile */
     AMX_TILE = 512,  /* its elements of 16 bits; its sums in fp32 are half as many */
     AMX_TILE_ROWS = 16,
-    AMX_ROW_BYTES = 64
+    AMX_ROW_BYTES = 64,
+    AMX_K_CHUNK = 256 /* depths that are packed at once, at most */
 };
 
 /* Elements of a panel. */

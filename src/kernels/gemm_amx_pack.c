@@ -86,8 +86,22 @@ AVX512 void amx_pack_left(const operand *o, uint16_t *out) {
         }
 }
 
+/* Of a packed operand a panel's lines are decoded together. */
+static void pack_decoded(const operand *o, uint16_t *out) {
+    uint16_t buf[AMX_LINES * AMX_K_CHUNK];
+    TM_ASSERT(o->depth <= AMX_K_CHUNK);
+    for (size_t i = 0; i < o->n; i += AMX_LINES, out += amx_panel(o->depth)) {
+        operand some = gemm_unpacked(o, i, tm_min_u64(AMX_LINES, o->n - i), AMX_K_CHUNK, buf);
+        amx_pack_right(&some, out);
+    }
+}
+
 AVX512 void amx_pack_right(const operand *o, uint16_t *out) {
     uint16_t rows[2 * AMX_TILE];
+    if (o->packed) {
+        pack_decoded(o, out);
+        return;
+    }
     for (size_t i = 0; i < o->n; i += AMX_LINES)
         for (size_t k = 0; k < o->depth; k += AMX_DEPTHS, out += 2 * AMX_TILE) {
             size_t lines = tm_min_u64(AMX_LINES, o->n - i), depths = tm_min_u64(AMX_DEPTHS, o->depth - k);

@@ -83,12 +83,13 @@ typedef struct tile { /* of C, and the part of k under way */
 
 static operand rows_of_a(const tile *t) {
     const tm_gemm_args *g = t->g;
-    return (operand){g->a, g->a_type, g->lda, g->a_trans, t->i0, t->m, t->k0, t->depth};
+    return (operand){g->a, g->a_type, g->lda, g->a_trans, t->i0, t->m, t->k0, t->depth, NULL};
 }
 /* Columns from j on. */
 static operand columns_of_b(const tile *t, size_t j) {
     const tm_gemm_args *g = t->g;
-    return (operand){g->b, g->b_type, g->ldb, !g->b_trans, t->j0 + j, tm_min_u64(COLUMNS, t->n - j), t->k0, t->depth};
+    return (operand){g->b,  g->b_type, g->ldb,     !g->b_trans, t->j0 + j, tm_min_u64(COLUMNS, t->n - j),
+                     t->k0, t->depth,  g->b_packed};
 }
 
 /* `rows` rows of sums to row i of C, from column j on. */

@@ -274,7 +274,7 @@ static int build(entry *e, const operand *o, float beta) {
 static bool asked_for(const tm_gemm_args *g) {
     bool bf16 = g->a_type == TM_ELEM_BF16 && g->c_type != TM_ELEM_F16,
          fp32 = g->a_type == TM_ELEM_F32 && g->c_type == TM_ELEM_F32 && lib.products == TM_ELEM_F32;
-    return wanted() && g->alpha == 1.0F && g->a_type == g->b_type && (bf16 || fp32);
+    return wanted() && g->alpha == 1.0F && g->a_type == g->b_type && !g->b_packed && (bf16 || fp32);
 }
 
 /* Another status than "unimplemented" (lack of memory) must not lead to another product: that would change bits. */

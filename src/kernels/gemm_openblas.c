@@ -145,14 +145,26 @@ static operand load_operand(const void *x, tm_elem t, uint64_t ld, bool k_is_row
     return (operand){buf, (int)columns};
 }
 
+/* The same of B's block where that is packed: decoded into its type, then as any other. */
+static operand load_packed(const tm_gemm_args *g, const tile *t, uint64_t k0, uint64_t k, float *buf) {
+    uint16_t half[K_PANEL];
+    for (uint64_t r = 0; r < (uint64_t)t->n; r++) {
+        bool wide = g->b_type == TM_ELEM_F32;
+        tm_packed_values(g->b_packed, t->j0 + r, k0, k, g->b_type, wide ? (void *)(buf + r * k) : half);
+        if (!wide) kernels_widen(g->b_type, half, buf + r * k, k);
+    }
+    return (operand){buf, (int)k};
+}
+
 static void tile_product(const tm_gemm_args *g, tile t, float *c, int ldc, float beta, float *scratch) {
-    bool widened = g->a_type != TM_ELEM_F32 || g->b_type != TM_ELEM_F32;
+    bool widened = g->a_type != TM_ELEM_F32 || g->b_type != TM_ELEM_F32 || g->b_packed;
     uint64_t step = widened ? K_PANEL : g->k;
     for (uint64_t k0 = 0; k0 < g->k; k0 += step) {
         uint64_t k = tm_min_u64(step, g->k - k0);
         operand a = load_operand(g->a, g->a_type, g->lda, g->a_trans, t.i0, (uint64_t)t.m, k0, k, scratch);
-        operand b = load_operand(g->b, g->b_type, g->ldb, !g->b_trans, t.j0, (uint64_t)t.n, k0, k,
-                                 scratch + (size_t)M_TILE * K_PANEL);
+        float *buf = scratch + (size_t)M_TILE * K_PANEL;
+        operand b = g->b_packed ? load_packed(g, &t, k0, k, buf)
+                                : load_operand(g->b, g->b_type, g->ldb, !g->b_trans, t.j0, (uint64_t)t.n, k0, k, buf);
         lib.sgemm(ROW_MAJOR, g->a_trans ? TRANS : NO_TRANS, g->b_trans ? TRANS : NO_TRANS, t.m, t.n, (int)k, g->alpha,
                   a.data, a.ld, b.data, b.ld, k0 ? 1.0F : beta, c, ldc);
     }
@@ -211,7 +223,7 @@ static uint64_t touched_floats(uint64_t rows) {
 static uint64_t resident(unsigned threads, const tm_products *p) {
     uint64_t packed = (kernels.level == KERNELS_AVX512 ? 5U : 2U) *
                       (TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(p->rows, M_TILE) / M_TILE) / 2;
-    uint64_t scratch = p->type == TM_ELEM_F32 ? 0 : touched_floats(p->rows) * sizeof(float);
+    uint64_t scratch = p->type == TM_ELEM_F32 && !p->packed ? 0 : touched_floats(p->rows) * sizeof(float);
     return 13 * TM_MIB / 4 + threads * (scratch + packed);
 }
 

@@ -55,8 +55,28 @@ static void pack_depths(const operand *o, size_t step, size_t width, size_t stri
     }
 }
 
+operand gemm_unpacked(const operand *o, size_t first, size_t n, size_t ld, void *buf) {
+    for (size_t i = 0; i < n; i++)
+        tm_packed_values(o->packed, o->at + first + i, o->k0, o->depth, o->type, kernels_at(o->type, buf, i * ld));
+    return (operand){.x = buf, .type = o->type, .ld = ld, .n = n, .depth = o->depth};
+}
+
+/* Panels of a packed operand, one decoded after the other. */
+static void pack_decoded(const operand *o, size_t step, size_t width, size_t stride, float *out) {
+    float buf[GEMM_NR * GEMM_K_CHUNK];
+    TM_ASSERT(step <= GEMM_NR && !o->by_depth);
+    for (size_t i = 0; i < o->n; i += step, out += stride) {
+        operand some = gemm_unpacked(o, i, tm_min_u64(step, o->n - i), GEMM_K_CHUNK, buf);
+        pack_lines(&some, 0, some.n, width, out);
+    }
+}
+
 void gemm_pack(const operand *o, size_t step, size_t width, size_t stride, float *out) {
     TM_ASSERT(o->depth <= GEMM_K_CHUNK);
+    if (o->packed) {
+        pack_decoded(o, step, width, stride, out);
+        return;
+    }
     if (o->by_depth) {
         pack_depths(o, step, width, stride, out);
         return;

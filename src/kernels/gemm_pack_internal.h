@@ -4,6 +4,7 @@
 #define TIDEMILL_GEMM_PACK_INTERNAL_H
 
 #include "kernels/kernels_internal.h"
+#include "kernels/packed.h"
 
 enum {
     GEMM_K_CHUNK = 384,                           /* depths that are packed at once, at most */
@@ -21,7 +22,10 @@ typedef struct operand {
     size_t n;
     uint64_t k0;
     size_t depth;
+    const tm_packed *packed; /* instead of x and ld: its values, as `type`; NULL: x */
 } operand;
+/* Lines [first, first + n) of a packed operand, decoded into buf, `ld` elements apart. */
+operand gemm_unpacked(const operand *o, size_t first, size_t n, size_t ld, void *buf);
 
 /* out[(i / step) * stride + p * width + i % step] = line i, depth p, as fp32; what is missing of a last panel may be
  * anything finite or not: lines do not touch each other. */

@@ -47,13 +47,18 @@ bool kernels_has_bf16(void) {
 }
 #endif
 
+static void avx2(kernels_table *t) {
+    kernels_avx2_override(t);
+    kernels_packed_avx2(t);
+}
 static void avx512(kernels_table *t) {
     kernels_avx2_override(t);
     kernels_avx512_override(t);
+    kernels_packed_avx512(t);
 }
 
 kernels_column kernels_columns[KERNELS_COLUMNS] = {{"avx512", kernels_has_avx512, avx512},
-                                                   {"avx2", kernels_has_avx2, kernels_avx2_override}};
+                                                   {"avx2", kernels_has_avx2, avx2}};
 
 /* NULL: the column is in use; else the leaves that give wrong results on this CPU. */
 static const char *use(const kernels_column *c) {

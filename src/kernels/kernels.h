@@ -52,6 +52,7 @@ typedef struct tm_products {
     tm_elem type;
     uint64_t rows, hidden; /* at most; matrices are [.., hidden] */
     uint64_t inner;        /* the longest row of results */
+    bool packed;           /* matrices lie as files have them (packed.h) */
     bool apart;            /* a product computes some columns of such rows, as gate and up do where they are large */
 } tm_products;
 /* Resident memory that the kernels use beside their arguments and workspaces, an upper bound in bytes: our scratch, and
@@ -192,6 +193,7 @@ typedef struct tm_embed {
      * `rows` to `padded`, become zero; with `add` it is added to what is there */
     uint64_t padded;
     const void *weight;
+    const struct tm_packed *packed; /* instead of weight: the rows as a file has them (packed.h); NULL: weight */
     void *out;
     bool clear, add;
     /* backward: grad[id - first] += scale * dout[row], rows in order; written from zero unless `grad_add` */

@@ -8,6 +8,7 @@
 
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
+#include "kernels/packed.h"
 
 enum { KERNELS_SPAN = 1024 };
 
@@ -98,6 +99,8 @@ typedef struct kernels_table {
     void (*nf4_bf16)(const kernels_nf4 *a, uint16_t *y);
     void (*nf4_f16)(const kernels_nf4 *a, uint16_t *y);
     void (*nf4_encode)(const kernels_nf4_encode *a);
+    /* Blocks of that packing, as fp32: the same bits in every column. NULL: it is not made of blocks. */
+    void (*unpack[TM_PACKINGS])(const uint8_t *b, size_t blocks, float *y);
     /* acc[MR][NR] = sum over p of a_panel[p][A_LD] (x) b_panel[p][NR], then C = alpha acc + beta C over the whole tile
      */
     void (*gemm_tile)(size_t k, const float *a_panel, const float *b_panel, float alpha, float beta, float *c,
@@ -108,6 +111,8 @@ extern kernels_table kernels; /* what tm_kernels_init chose; `ref` before it */
 void kernels_ref_fill(kernels_table *t);
 void kernels_avx2_override(kernels_table *t);
 void kernels_avx512_override(kernels_table *t); /* on top of avx2 */
+void kernels_packed_ref(kernels_table *t), kernels_packed_avx2(kernels_table *t),
+    kernels_packed_avx512(kernels_table *t);
 
 /* A column beside ref: what it needs, and the rows it brings. In order of preference; tests replace entries. */
 typedef struct kernels_column {

@@ -334,4 +334,5 @@ void kernels_ref_fill(kernels_table *t) {
                          .nf4_f16 = nf4_f16,
                          .nf4_encode = nf4_encode,
                          .gemm_tile = gemm_tile};
+    kernels_packed_ref(t);
 }

@@ -29,6 +29,7 @@ void embed_forward(const tm_stage_args *a) {
     tm_embed e = embed_of(a);
     e.padded = a->batch->tokens;
     e.weight = a->weight[0];
+    e.packed = a->packed;
     e.out = a->slot[s->out];
     e.clear = model_fresh(a->slot_fresh, s->out);
     e.add = s->adds;
@@ -338,6 +339,8 @@ static void add_adapter(const tm_stage_args *a, uint64_t m, uint64_t n, const vo
 /* Logits of `m` gathered rows for columns [v, v + n) of the part. */
 static void logits_block(const head_work *w, const tm_stage_args *a, uint64_t m, uint64_t v, uint64_t n,
                          float *logits) {
+    tm_packed from_v;
+    if (a->packed) from_v = *a->packed, from_v.first += v;
     a->kernels->gemm(&(tm_gemm_args){.m = m,
                                      .n = n,
                                      .k = w->h,
@@ -346,6 +349,7 @@ static void logits_block(const head_work *w, const tm_stage_args *a, uint64_t m,
                                      .lda = w->h,
                                      .b = model_row_const(w->t, a->weight[0], v, w->h),
                                      .ldb = w->h,
+                                     .b_packed = a->packed ? &from_v : NULL,
                                      .b_trans = true,
                                      .c = logits,
                                      .ldc = n,
@@ -497,6 +501,7 @@ tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, flo
                                .lda = s->width,
                                .b = a->weight[0],
                                .ldb = s->width,
+                               .b_packed = a->packed,
                                .b_trans = true,
                                .c = out + s->column,
                                .ldc = ld,

@@ -165,6 +165,23 @@ uint64_t tm_model_learning_parameters(const tm_model *m) {
 const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t) {
     return m->by_tensor + m->tensor[t].first_segment;
 }
+static bool stage_packs(const tm_stage *s, uint32_t part) {
+    static const stage_code kinds[] = {STAGE_IN, STAGE_OUT, STAGE_GLU_OUT, STAGE_EMBED, STAGE_HEAD};
+    bool multiplies = false;
+    for (unsigned i = 1; i < s->n_parts; i++)
+        if (s->part[i] == part) return false;
+    if (s->part[0] != part) return true;
+    for (size_t i = 0; i < TM_COUNT(kinds); i++) multiplies |= s->spec->kind == model_stage_kind(kinds[i]);
+    return multiplies && !s->spec->transposed && !s->spec->magnitude;
+}
+
+bool tm_model_part_packs(const tm_model *m, uint32_t p) {
+    for (uint32_t u = 0; u < m->n_units; u++)
+        for (uint32_t i = 0; i < m->unit[u].n_stages; i++)
+            if (!stage_packs(&m->unit[u].stage[i], p)) return false;
+    return true;
+}
+
 const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p) {
     return m->by_part + m->part[p].first_segment;
 }

@@ -25,6 +25,7 @@
 #include "base/adapter_spec.h"
 #include "base/base.h"
 #include "kernels/kernel_table.h"
+#include "kernels/packed.h"
 
 typedef enum tm_dtype { TM_F32, TM_BF16, TM_F16 } tm_dtype;
 static inline uint64_t tm_dtype_bytes(tm_dtype t) {
@@ -239,7 +240,9 @@ const tm_part *tm_model_part(const tm_model *m, uint32_t p);
 uint32_t tm_model_tensors(const tm_model *m);
 const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t);           /* in unit order */
 const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t); /* n_segments, by tensor_offset */
-const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p);   /* n_segments, by part_offset */
+/* Forward, all stages that use the part take it as a file has it (tm_stage_args.packed). */
+bool tm_model_part_packs(const tm_model *m, uint32_t p);
+const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p); /* n_segments, by part_offset */
 /* All tensors, in byte order of their names. The caller frees it. */
 TM_MUST_USE tm_status tm_model_sort_names(const tm_model *m, uint32_t **order);
 uint64_t tm_model_parameters(const tm_model *m);                   /* tied ones once */
@@ -306,7 +309,8 @@ typedef struct tm_stage_args {
     const tm_micro_batch *batch;
     void *slot[TM_MAX_SLOTS]; /* NULL where the stage does not use it */
     void *grad[TM_MAX_SLOTS];
-    const void *weight[TM_MAX_STAGE_PARTS];     /* the part in compute dtype */
+    const void *weight[TM_MAX_STAGE_PARTS]; /* the part in compute dtype */
+    const tm_packed *packed; /* forward: instead of weight[0], the matrix as a file has it; NULL: weight[0] */
     float *weight_grad[TM_MAX_STAGE_PARTS];     /* fp32 accumulator of the whole part */
     bool weight_grad_fresh[TM_MAX_STAGE_PARTS]; /* first contribution of the step: write, do not add */
     uint32_t slot_fresh, grad_fresh; /* bit s: this TM_UPDATE use is the first of the pass: write, do not add */

@@ -210,6 +210,7 @@ static void subtract_first(const model_product *p, model_chunk c, const void *x,
 static void multiply(const model_product *p, model_chunk c, const void *x, float beta, void *y, uint64_t ldy,
                      tm_elem type) {
     tm_gemm_args g = with_matrix(p, c.rows, false);
+    g.b_packed = p->a->packed;
     g.a = x, g.lda = g.k, g.beta = beta, g.c = y, g.ldc = ldy, g.c_type = type;
     p->a->kernels->gemm(&g);
     if (!p->adapted) return;

@@ -96,6 +96,13 @@ static const void *weight_at(const tm_job *job, uint32_t part, const void *frame
     return (const char *)frame + (gathered ? 0 : weight_shift(job, part));
 }
 
+/* The stage's matrix where it is multiplied as a file has it; NULL: it is not. */
+static const tm_packed *packed_at(const op_call *c, const void *weight, tm_packed *room) {
+    *room = c->job->part[stage_of(c)->part[0]].packed;
+    room->data = weight;
+    return room->packing == TM_PACKED_NOT ? NULL : room;
+}
+
 /* What both directions take alike. */
 static tm_stage_args stage_args(const op_call *c, const tm_micro_batch *batch) {
     tm_stage_args a = {.model = c->job->model,
@@ -116,6 +123,8 @@ static tm_status run_forward(const op_call *c) {
     tm_micro_batch b = micro_batch(c, c->args.stage.lane, op_operand(c, OPERAND_BATCH));
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = stage_args(c, &b);
+    tm_packed packed;
+    a.packed = packed_at(c, a.weight[0], &packed);
     a.kv_cache = op_operand(c, OPERAND_KV_CACHE);
     a.kv_capacity = a.kv_cache ? c->job->kv_capacity : 0;
     return tm_stage_forward(&a);
@@ -323,6 +332,8 @@ static tm_status run_logits(const op_call *c) {
         if (stage->part_in_forward[i]) a.weight[i] = weight_at(job, stage->part[i], *weight++);
     for (uint32_t i = 0; i < stage->n_forward; i++)
         if (stage->forward[i].access == TM_READ) a.slot[stage->forward[i].slot] = *slot++;
+    tm_packed packed;
+    a.packed = packed_at(c, a.weight[0], &packed);
     a.workspace = op_operand(c, OPERAND_WORKSPACE);
     float *logits = op_operand(c, OPERAND_LOGITS);
     uint64_t h = tm_model_get_config(job->model)->hidden_size, columns = vocabulary_rows(c);
@@ -419,8 +430,9 @@ static uint64_t batch_frame_bytes(const op_call *c) {
 }
 static uint64_t weight_bytes(const op_call *c) {
     uint32_t part = stage_of(c)->part[nth_part(c, c->i, false)];
-    bool gathered = part_is_gathered(c->job, &c->job->part[part]);
-    return c->job->part[part].elements * width_of(c) + (gathered ? 0 : weight_shift(c->job, part));
+    const part_state *s = &c->job->part[part];
+    if (s->packed.packing != TM_PACKED_NOT) return frozen_raw_bytes(c->job, part);
+    return s->elements * width_of(c) + (part_is_gathered(c->job, s) ? 0 : weight_shift(c->job, part));
 }
 static uint64_t slot_bytes(const op_call *c) {
     uint32_t n;

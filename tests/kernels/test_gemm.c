@@ -266,6 +266,58 @@ static void any_rows(void **state) {
             }
 }
 
+/* Blocks of any codes with scales near 1, as a file has them. */
+static uint8_t *blocks_of(tm_packed_type t, size_t elements) {
+    const tm_packing_traits *x = tm_packing_of(t);
+    size_t bytes = elements / x->block * x->block_bytes;
+    uint8_t *b = malloc(bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        uint32_t r[4];
+        tm_philox(7, (uint64_t)t, i, r);
+        b[i] = (uint8_t)r[0];
+    }
+    for (size_t i = 0; i < bytes; i += x->block_bytes) {
+        if (x->block == 1) b[i + x->block_bytes - 1] = 0x3f;
+        if (x->block > 1) b[i + 1] = b[i + 3] = b[i + x->block_bytes - 1] = 0x34;
+    }
+    return b;
+}
+
+/* A packed matrix is multiplied as it would be decoded: the same bits by our own product, close by another. */
+static void one_packed(tm_packed_type packing, tm_elem t, size_t m, size_t n, size_t k, uint32_t head_rows) {
+    bool own = strncmp(tm_gemm_library(), "builtin", 7) == 0 || strncmp(tm_gemm_library(), "amx", 3) == 0;
+    product p = make(m, n, k, t, t, t, false, true, 1, 0);
+    uint8_t *b = blocks_of(packing, (n + 1) * k);
+    tm_packed packed = {.packing = packing, .k = k, .data = b, .first = head_rows ? 0 : 1, .head_rows = head_rows};
+    size_t bytes = p.c_elements * tm_elem_bytes(t);
+    void *plain = malloc(bytes);
+    for (size_t i = 0; i < n; i++) {
+        tm_packed_values(&packed, i, 0, k, TM_ELEM_F32, p.b + i * p.g.ldb);
+        tm_packed_values(&packed, i, 0, k, t, (char *)p.sb + i * p.g.ldb * tm_elem_bytes(t));
+        if (t != TM_ELEM_F32) kernels_widen(t, (uint16_t *)p.sb + i * p.g.ldb, p.b + i * p.g.ldb, k);
+    }
+    tm_gemm(&p.g);
+    memcpy(plain, p.sc, bytes);
+    p.g.b_packed = &packed, p.g.b = NULL;
+    tm_gemm(&p.g);
+    check(&p);
+    if (own) assert_memory_equal(p.sc, plain, bytes);
+    free(plain), free(b);
+    drop(&p);
+}
+
+static void packed(void **state) {
+    (void)state;
+    for (tm_packed_type packing = TM_PACKED_NOT + 1; packing < TM_PACKED_BITS4; packing++)
+        for (tm_elem t = TM_ELEM_F32; t <= TM_ELEM_BF16; t++) {
+            one_packed(packing, t, 1, 20, 512, 0);
+            one_packed(packing, t, 16, 130, 256, 0);
+            one_packed(packing, t, 33, 64, 768, 16);
+            one_packed(packing, t, 70, 136, 512, 8);
+            if (tm_packing_of(packing)->block <= 32) one_packed(packing, t, 5, 70, 576, 0);
+        }
+}
+
 /* 2^-130 is a denormal of bf16: AMX takes it for zero, and so it is AMX that multiplies; `builtin` keeps it. */
 static void denormals(void **state) {
     (void)state;
@@ -439,10 +491,11 @@ static int run_backend(const char *isa, const char *gemm) {
         return 0;
     }
     printf("%s\n", tm_kernels_describe());
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mixes),      cmocka_unit_test(narrow),      cmocka_unit_test(large),
-        cmocka_unit_test(repeatable), cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count),
-        cmocka_unit_test(any_cut),    cmocka_unit_test(any_rows),    cmocka_unit_test(denormals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(mixes),       cmocka_unit_test(narrow),
+                                       cmocka_unit_test(large),       cmocka_unit_test(repeatable),
+                                       cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count),
+                                       cmocka_unit_test(any_cut),     cmocka_unit_test(any_rows),
+                                       cmocka_unit_test(packed),      cmocka_unit_test(denormals)};
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }
 
