@@ -38,8 +38,9 @@ job              objective model format comm offload offload/plan offload/store 
 step             job objective model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file adapter
 session          step job objective config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run adapter
 planner          session step job objective config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file data adapter
+report           io/file
 reference        planner session step job objective config data model comm kernels io/file
-train            reference planner session step job objective config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume adapter
+train            report reference planner session step job objective config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume adapter
 train/resume     train session step job objective config model data comm offload/plan offload/store optim io io/file io/run adapter
 infer            reference planner comm session step job objective config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file adapter
 tools            *

@@ -14,6 +14,8 @@ static const tm_command commands[] = {
     {"export", tm_cmd_export, "merge an adapter into its base; a model or an adapter in another form"},
     {"bench", tm_cmd_bench, "measure disks, devices, Adam, matrix products and steps"},
     {"tune", tm_cmd_tune, "find the fastest I/O settings of a disk"},
+    {"top", tm_cmd_top, "watch a run from another terminal"},
+    {"report", tm_cmd_report, "a page of what runs left: curves, planned beside found, where the seconds went"},
     {"inspect", tm_cmd_inspect, "show what a model folder, GGUF or safetensors file holds"},
     {"doctor", tm_cmd_doctor, "check this machine and say what to mend"},
     {"clean", tm_cmd_clean, "remove what dead runs left below an offload path"},

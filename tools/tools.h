@@ -63,6 +63,8 @@ int tm_cmd_convert(int argc, char **argv);
 int tm_cmd_export(int argc, char **argv);
 int tm_cmd_bench(int argc, char **argv);
 int tm_cmd_tune(int argc, char **argv);
+int tm_cmd_top(int argc, char **argv);
+int tm_cmd_report(int argc, char **argv);
 int tm_cmd_inspect(int argc, char **argv);
 int tm_cmd_doctor(int argc, char **argv);
 int tm_cmd_clean(int argc, char **argv);

@@ -92,7 +92,8 @@ TM_MUST_USE tm_status tm_file_write(const char *path, const void *bytes, size_t 
 typedef struct tm_append tm_append;
 TM_MUST_USE tm_status tm_append_open(tm_append **out, const char *path, bool truncate);
 TM_MUST_USE tm_status tm_append_line(tm_append *a, const char *line, size_t n);
-TM_MUST_USE tm_status tm_append_sync(tm_append *a); /* what was appended is on the disk */
+TM_MUST_USE tm_status tm_append_bytes(tm_append *a, const void *bytes, size_t n); /* as they are */
+TM_MUST_USE tm_status tm_append_sync(tm_append *a);                               /* what was appended is on the disk */
 void tm_append_close(tm_append *a);
 
 #endif

@@ -195,14 +195,11 @@ tm_status tm_append_open(tm_append **out, const char *path, bool truncate) {
     return TM_OK;
 }
 
-tm_status tm_append_line(tm_append *a, const char *line, size_t n) {
+tm_status tm_append_bytes(tm_append *a, const void *bytes, size_t n) {
     TM_ASSERT(a->fd >= 0);
-    tm_buf_clear(&a->line);
-    TM_TRY(tm_buf_append(&a->line, line, n));
-    if (n == 0 || line[n - 1] != '\n') TM_TRY(tm_buf_append(&a->line, "\n", 1));
     unsigned idle = 0;
-    for (size_t at = 0; at < a->line.len;) {
-        ssize_t put = io_sys_table->write(a->fd, a->line.data + at, a->line.len - at);
+    for (size_t at = 0; at < n;) {
+        ssize_t put = io_sys_table->write(a->fd, (const char *)bytes + at, n - at);
         int err = put < 0 ? errno : 0;
         if (put > 0) {
             at += (size_t)put;
@@ -213,6 +210,13 @@ tm_status tm_append_line(tm_append *a, const char *line, size_t n) {
         }
     }
     return TM_OK;
+}
+
+tm_status tm_append_line(tm_append *a, const char *line, size_t n) {
+    tm_buf_clear(&a->line);
+    TM_TRY(tm_buf_append(&a->line, line, n));
+    if (n == 0 || line[n - 1] != '\n') TM_TRY(tm_buf_append(&a->line, "\n", 1));
+    return tm_append_bytes(a, a->line.data, a->line.len);
 }
 
 tm_status tm_append_sync(tm_append *a) {

@@ -92,6 +92,9 @@ void tm_log_set_level(tm_log_level level); /* default TM_LOG_INFO; TIDEMILL_LOG=
 void tm_log(tm_log_level level, const char *format, ...) TM_PRINTF(2, 3);
 void tm_warn_once(const char *key, const char *format, ...) TM_PRINTF(2, 3); /* at most one line per key */
 
+/* The first warnings that were said, in their order and without "warning: "; NULL: no more, or beyond the first 32. */
+const char *tm_log_warning(unsigned i);
+
 /* ---- stderr: lines that stay, and one that is overwritten (terminal.c) ------------------------------------------ */
 
 /* All that people read on stderr goes through here: what is said wipes the live line first, so that nothing is glued to
@@ -111,6 +114,7 @@ typedef struct tm_live_part {
 } tm_live_part;
 bool tm_live_possible(void);    /* stderr is a terminal that can */
 unsigned tm_live_columns(void); /* of it, now */
+bool tm_terminal_is_utf8(void); /* LC_ALL, LC_CTYPE or LANG say so */
 void tm_live(const tm_live_part *part, size_t n);
 void tm_live_end(void); /* wipes it: something else is about to use the terminal */
 /* What tm_live would show in so many columns; its length. `cap` > 0. */

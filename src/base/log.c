@@ -32,6 +32,26 @@ void tm_log_set_level(tm_log_level level) {
     atomic_store_explicit(&threshold, (int)level, memory_order_relaxed);
 }
 
+enum { KEPT = 32, KEPT_BYTES = 512 };
+static char kept[KEPT][KEPT_BYTES];
+static atomic_uint n_kept;
+
+/* For a report; the end of a longer one is cut. */
+static void keep(const char *text, size_t n) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    unsigned at = atomic_load(&n_kept);
+    if (at < KEPT) {
+        snprintf(kept[at], KEPT_BYTES, "%.*s", (int)n, text);
+        atomic_store(&n_kept, at + 1);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+const char *tm_log_warning(unsigned i) {
+    return i < atomic_load(&n_kept) ? kept[i] : NULL;
+}
+
 static void log_line(tm_log_level level, const char *format, va_list ap) {
     static const char *const prefixes[] = {"error: ", "warning: ", "", "debug: "};
     char line[2048];
@@ -39,6 +59,7 @@ static void log_line(tm_log_level level, const char *format, va_list ap) {
     size_t room = sizeof line - 1 - (size_t)head; /* one byte is the newline's */
     int body = vsnprintf(line + head, room, format, ap);
     size_t len = (size_t)head + (body < 0 ? 0 : (size_t)body < room ? (size_t)body : room - 1);
+    if (level == TM_LOG_WARN) keep(line + head, len - (size_t)head);
     line[len++] = '\n';
     tm_say_text(line, len);
 }

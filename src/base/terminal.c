@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 enum { USUAL_COLUMNS = 80, LINE_BYTES = 1024, LIVE_MS = 100, WIDE_FROM = 0x1100 };
+enum { BLOCKS_FROM = 0x2580, BLOCKS_TO = 0x259f }; /* what curves are drawn with: one column */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool shown; /* there is a live line */
@@ -79,6 +80,14 @@ bool tm_live_possible(void) {
     return isatty(STDERR_FILENO) == 1 && !(term && strcmp(term, "dumb") == 0);
 }
 
+/* As the C library decides it, without asking it to change what it does. */
+bool tm_terminal_is_utf8(void) {
+    static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"};
+    const char *value = NULL;
+    for (size_t i = 0; i < TM_COUNT(names) && !(value && *value); i++) value = getenv(names[i]);
+    return value && (strcasestr(value, "UTF-8") || strcasestr(value, "UTF8"));
+}
+
 unsigned tm_live_columns(void) {
     struct winsize size = {0};
     if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
@@ -93,7 +102,7 @@ static unsigned columns_of(const char *text, size_t n, size_t *bytes) {
     uint32_t c = 0;
     *bytes = base_utf8_decode(text, n, &c);
     if (*bytes == 0) *bytes = 1;
-    return c >= WIDE_FROM ? 2 : 1;
+    return c >= WIDE_FROM && !(c >= BLOCKS_FROM && c <= BLOCKS_TO) ? 2 : 1;
 }
 
 size_t tm_live_cut(const char *text, unsigned columns) {

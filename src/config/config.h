@@ -264,6 +264,8 @@ typedef struct tm_config {
     int64_t logging_steps;        /* steps between progress lines on stderr; log.jsonl has every step */
     uint32_t save_total_limit;    /* checkpoints kept; 0: all */
     tm_save_dtype save_dtype;
+    bool tensorboard;        /* report_to */
+    const char *logging_dir; /* of its event files; NULL: runs in output_dir */
     uint64_t max_shard_size; /* bytes of one file of a saved model's weights; 0: 50 GB */
     bool keep_state;         /* run directories stay after success */
     bool save_state;         /* checkpoints hold masters and moments too */

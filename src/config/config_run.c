@@ -201,9 +201,26 @@ static void resolve_best(cfg_state *s) {
                   (long long)c->save_steps, (long long)c->eval_steps);
 }
 
+/* HF Trainer's: a name, or a list of names. */
+static tm_status resolve_monitors(cfg_state *s) {
+    const cfg_value *given = cfg_given(s, "report_to");
+    const tm_json *all = given ? given->node : NULL;
+    bool list = all && all->type == TM_JSON_ARRAY;
+    char w[256];
+    for (const tm_json *one = list ? all->child : all; one; one = list ? one->next : NULL) {
+        if (tm_json_is(one, "tensorboard") || tm_json_is(one, "all"))
+            s->cfg->pub.tensorboard = true;
+        else if (one->type == TM_JSON_STRING && !tm_json_is(one, "none"))
+            tm_warn_once("report_to", "%s: \"report_to\": there is no \"%.48s\" here; tensorboard is, and report.html",
+                         cfg_where(given, w, sizeof w), one->text);
+    }
+    return cfg_fill_path(s, "logging_dir");
+}
+
 static tm_status resolve_output(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     TM_TRY(cfg_fill_path(s, "output_dir"));
+    TM_TRY(resolve_monitors(s));
     if (cfg_chosen(s, "save_strategy", "no")) c->save_steps = 0;
     resolve_logging(s);
     resolve_strategies(s);

@@ -784,8 +784,11 @@ const schema_row schema_rows[] = {
     AMONG_RANKS("use_data_before_expert_parallelism", "there is no expert parallelism"),
     AMONG_RANKS("use_data_before_expert_parallelism_", "there is no expert parallelism"),
     /* ---- HF Trainer and ms-swift: no effect ---------------------------------------------------------------------- */
-    IGNORED("report_to", NO_MONITOR), IGNORED("run_name", NO_MONITOR),
-    IGNORED("logging_dir", "log.jsonl lies in output_dir"),
+    OURS("report_to", T_LIST | T_EMPTY | T_NULL, "tensorboard: its event files as well; log.jsonl and report.html are always there",
+         FREE),
+    OURS("logging_dir", T_STR | T_NULL, "folder of TensorBoard's event files; runs in output_dir where it is not said",
+         RESOLVED(TEXT, logging_dir), FREE),
+    IGNORED("run_name", NO_MONITOR),
     OURS("logging_strategy", T_ENUM, "of progress lines; log.jsonl has every step", ONE_OF("steps|no|epoch"),
          DEFAULT("steps"), FREE),
     IGNORED("logging_first_step", "log.jsonl has every step"),

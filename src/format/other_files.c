@@ -31,7 +31,8 @@ static bool is_weights(const char *name) {
 
 /* A run's own, which would be taken for the new run's; an adapter's, with which readers would look for its base. */
 static bool is_of_a_run(const char *name) {
-    static const char *const names[] = {"run.json", "log.jsonl", "trainer_state.json", "adapter_config.json"};
+    static const char *const names[] = {"run.json", "log.jsonl", "trainer_state.json", "adapter_config.json",
+                                        "report.html"};
     for (size_t i = 0; i < TM_COUNT(names); i++)
         if (strcmp(name, names[i]) == 0) return true;
     return strstr(name, ".tmp") != NULL;
@@ -101,7 +102,8 @@ static tm_status consider(void *ctx, const char *name, bool is_dir) {
     if (is_of_a_fetch(name) || is_weights(name) || is_of_a_run(name) || tm_source_is_side_file(name)) return TM_OK;
     if (stays_hidden(name)) return leave(o, name, "hidden"), TM_OK;
     if (is_dir) {
-        if (strncmp(name, "checkpoint-", 11) != 0 && strcmp(name, "offload") != 0) leave(o, name, "a folder");
+        if (strncmp(name, "checkpoint-", 11) != 0 && strcmp(name, "offload") != 0 && strcmp(name, "runs") != 0)
+            leave(o, name, "a folder");
         return TM_OK;
     }
     char *from = tm_path_join(o->src->path, name);

@@ -41,6 +41,7 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_jw_array(&w);
     for (uint32_t r = 0; t->s.comm && r < t->s.ranks.ranks; r++) tm_jw_uint(&w, t->out.directories_of[r]);
     tm_jw_array_end(&w);
+    trainer_describe_run(t, &w);
     tm_jw_key(&w, "config");
     tm_jw_raw(&w, config.data, config.len);
     tm_jw_object_end(&w);
@@ -132,6 +133,7 @@ static tm_status open_outputs(trainer *t) {
         TM_TRY(trainer_cut_log(t));
     }
     TM_TRY(tm_append_open(&t->log.file, trainer_path(t, "log.jsonl"), !resumed));
+    trainer_report_open(t);
     if (resumed) TM_TRY(trainer_log_event(t, "resume", NULL, NAN));
     TM_TRY(trainer_write_run_json(t, "running"));
     return trainer_remove_old(t);
@@ -234,6 +236,7 @@ static tm_status run_job(trainer *t) {
     TM_TRY(trainer_finish(t));
     t->job->tiers.keep_state = t->s.cfg->keep_state;
     if (!t->s.cfg->keep_state) TM_TRY(session_agree(&t->s, session_drop_base(&t->s)));
+    if (session_is_rank0(&t->s)) trainer_report_prepare(t);
     if (!t->s.args->quiet) trainer_summary(t);
     return session_agree(&t->s, TM_OK); /* nobody removes what another may still need */
 }
@@ -257,9 +260,11 @@ tm_status tm_train_run(const tm_train_args *args) {
     tm_error said = *tm_error_get(); /* the first failure, whatever closing meets */
     if (rc != TM_OK && !started && session_undo_base(&t.s) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     if (rc == TM_OK || started) session_keep_data(&t.s, rc != TM_OK);
+    bool speaks = session_is_rank0(&t.s), ended = rc == TM_OK && !t.from.done;
     trainer_close(&t);
     if (no_copy) drop_copy(&t);
-    bool speaks = session_is_rank0(&t.s);
+    if (ended && speaks) trainer_report_end(&t);
+    trainer_report_free(&t);
     session_close_ranks(&t.s);
     if (rc != TM_OK && !speaks) tm_comm_let_speak();
     if (rc != TM_OK) tm_error_clear(), tm_error_set(&said);

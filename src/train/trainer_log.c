@@ -63,6 +63,7 @@ tm_status trainer_line_end(trainer *t, tm_json_writer *w, tm_buf *line) {
     tm_status rc = tm_jw_end(w);
     if (rc == TM_OK) rc = tm_append_line(t->log.file, line->data, line->len);
     if (rc == TM_OK) trainer_count_line(t, line->data, line->len);
+    if (rc == TM_OK) trainer_report_line(t, line->data, line->len);
     tm_buf_free(line);
     return rc;
 }

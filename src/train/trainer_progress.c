@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static double since(uint64_t ns) {
     return tm_seconds(tm_now_ns() - ns);
@@ -65,11 +66,41 @@ static void describe(const trainer *t, const step_line *line, uint64_t moved, st
         snprintf(x->left, sizeof x->left, "left %s", tm_format_left(seconds_left(t, 0), left, sizeof left));
 }
 
-enum { STEP_PARTS = 8 };
+enum { STEP_PARTS = 8, LIVE_PARTS };
 static void parts(const step_text *x, tm_live_part out[STEP_PARTS]) {
     const tm_live_part all[STEP_PARTS] = {{x->step, 0}, {x->loss, 1}, {x->left, 2}, {x->learning_rate, 4},
                                           {x->rate, 3}, {x->each, 5}, {x->norm, 6}, {x->disk, 7}};
     for (int i = 0; i < STEP_PARTS; i++) out[i] = all[i];
+}
+
+/* The losses of the latest steps, behind the loss, where the terminal has the characters. */
+enum { CURVE_COLUMNS = 12 };
+static void draw_losses(const trainer *t, tm_buf *out) {
+    tm_point p[TRAINER_LOSSES];
+    uint32_t n = 0;
+    uint32_t first = t->n_losses > TRAINER_LOSSES ? t->n_losses - TRAINER_LOSSES : 0;
+    if (!tm_live_possible() || !tm_terminal_is_utf8()) return;
+    for (uint32_t i = first; i < t->n_losses; i++) {
+        double loss = t->losses[i % TRAINER_LOSSES];
+        if (isfinite(loss)) p[n++] = (tm_point){i, loss};
+    }
+    if (tm_curve_line(out, p, n, CURVE_COLUMNS) != TM_OK) tm_error_clear(); /* a line without it says as much */
+}
+
+static void show_live(const trainer *t, const step_text *x) {
+    char memory[80], a[32], b[32];
+    uint64_t budget = session_host_bytes(t->s.cfg), peak = job_host_peak(t->job);
+    tm_buf curve = {0};
+    tm_live_part part[LIVE_PARTS + 1];
+    parts(x, part);
+    draw_losses(t, &curve);
+    memmove(part + 3, part + 2, (STEP_PARTS - 2) * sizeof *part);
+    part[2] = (tm_live_part){curve.data ? curve.data : "", 6};
+    snprintf(memory, sizeof memory, "%s%s%s", tm_format_size(peak, a, sizeof a), budget == UINT64_MAX ? "" : " of ",
+             budget == UINT64_MAX ? "" : tm_format_size(budget, b, sizeof b));
+    part[LIVE_PARTS] = (tm_live_part){memory, 5};
+    tm_live(part, LIVE_PARTS + 1);
+    tm_buf_free(&curve);
 }
 
 /* A line that stays: every logging_steps, or where that is 0 the first step, the last, each tenth of the run, and before
@@ -103,7 +134,7 @@ void trainer_show_step(trainer *t, const step_line *line, uint64_t moved) {
     parts(&x, part);
     t->said.line = *line;
     if (stays(t, line->step)) say_step(t, part);
-    if (line->step < t->s.cfg->total_steps) tm_live(part, STEP_PARTS);
+    if (line->step < t->s.cfg->total_steps) show_live(t, &x);
 }
 
 /* Within a step, which may take minutes: what is known of the latest one, and how far this one is. */

@@ -171,6 +171,7 @@ static tm_status write_checkpoint(trainer *t) {
     TM_TRY(save_to(t, beside));
     if (t->s.cfg->save_state) TM_TRY(trainer_save_state(t, beside)); /* of all ranks */
     if (!session_is_rank0(&t->s)) return TM_OK;
+    trainer_report_state(t, beside);
     return tm_publish_dir(beside, dir);
 }
 
@@ -183,7 +184,9 @@ tm_status trainer_save_checkpoint(trainer *t) {
     trainer_note_best(t);
     if (c->save_total_limit) TM_TRY(remember_checkpoint(t, t->step));
     TM_TRY(rotate(t, false));
-    return trainer_log_event(t, "checkpoint", NULL, NAN);
+    TM_TRY(trainer_log_event(t, "checkpoint", NULL, NAN));
+    if (session_is_rank0(&t->s)) trainer_report_checkpoint(t);
+    return TM_OK;
 }
 
 typedef struct folders {

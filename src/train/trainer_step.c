@@ -200,6 +200,7 @@ tm_status trainer_run_steps(trainer *t) {
     TM_TRY(trainer_find_best(t));
     TM_TRY(trainer_replay_start(t));
     TM_TRY(trainer_watch_start(t));
+    if (session_is_rank0(&t->s)) TM_TRY(trainer_write_run_json(t, "running")); /* with the seconds that are to come */
     TM_TRY(trainer_profile_open(t));
     bool between = false;
     TM_TRY(trainer_show_steps(t));
@@ -219,5 +220,6 @@ tm_status trainer_finish(trainer *t) {
     TM_TRY(trainer_log_event(t, "end", hash, NAN));
     if (!session_is_rank0(&t->s)) return TM_OK;
     TM_TRY(tm_append_sync(t->log.file)); /* before run.json says that it is over */
+    trainer_report_state(t, t->s.cfg->output_dir);
     return trainer_write_run_json(t, "finished");
 }

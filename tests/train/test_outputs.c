@@ -42,6 +42,48 @@ static tm_json_doc *parse(const char *text, size_t len) {
     return doc;
 }
 
+static bool holds(const char *path, const char *text) {
+    size_t n;
+    char *all = run_read(path, &n);
+    bool found = strstr(all, text) != NULL;
+    free(all);
+    return found;
+}
+
+/* Page, model card, HF Trainer's state, TensorBoard's folder; then `report` and `top` of the same run. A README.md of the
+ * user's own stays. */
+static void test_reports(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_result r =
+        run((run_opts){0}, "train", s.config, "--set", "save_steps=2", "--set", "report_to=tensorboard", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    assert_true(holds(run_path(s.output, "report.html"), "4 of 4"));
+    assert_true(holds(run_path(s.output, "report.html"), "One step, as planned"));
+    assert_true(holds(run_path(s.output, "README.md"), "base_model:"));
+    assert_true(holds(run_path(s.output, "trainer_state.json"), "\"global_step\": 4"));
+    assert_true(holds(run_path(s.output, "checkpoint-2/trainer_state.json"), "\"global_step\": 2"));
+    assert_true(exists(s.output, "runs"));
+    r = run((run_opts){0}, "top", s.output, "--json", NULL);
+    RUN_OK(&r);
+    tm_json_doc *doc = parse(r.out, r.out_len);
+    assert_int_equal(tm_json_get(tm_json_root(doc), "step")->integer, 4);
+    assert_int_equal(tm_json_get(tm_json_root(doc), "total_steps")->integer, 4);
+    assert_true(tm_json_is(tm_json_get(tm_json_root(doc), "status"), "finished"));
+    tm_json_free(doc);
+    run_free(&r);
+    r = run((run_opts){0}, "report", s.output, s.output, "--out", run_path(s.dir, "both.html"), NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    assert_true(holds(run_path(s.dir, "both.html"), "2 runs beside each other"));
+    run_write(run_path(s.output, "README.md"), "mine\n");
+    r = run((run_opts){0}, "train", s.config, "--resume", "never", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    assert_true(holds(run_path(s.output, "README.md"), "mine\n"));
+}
+
 /* save_total_limit keeps the latest; keep_state keeps what run.json names. */
 static void test_checkpoints_and_state(void **state) {
     (void)state;
@@ -158,6 +200,7 @@ static void test_plan_is_what_train_does(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_reports, run_clean),
         cmocka_unit_test_teardown(test_checkpoints_and_state, run_clean),
         cmocka_unit_test_teardown(test_nothing_else_stays, run_clean),
         cmocka_unit_test_teardown(test_plan_is_what_train_does, run_clean),

@@ -1,0 +1,24 @@
+/* What the files of report share. */
+#ifndef TIDEMILL_REPORT_INTERNAL_H
+#define TIDEMILL_REPORT_INTERNAL_H
+
+#include "report/report.h"
+
+/* Numbers of a line that make a curve, one after the other; false: no more. *at: NULL before the first. `name` is the
+ * curve's; an evaluation's begins with "eval/". */
+bool report_next_number(const tm_json *line, const tm_json **at, char name[TM_SERIES_NAME]);
+bool report_is_evaluation(const tm_json *line);
+/* A line's "step"; 0: it has none. */
+int64_t report_step(const tm_json *line);
+
+/* Lines of a file from byte `*at` on; `fn` gets each whole one, without its end. A last one that is not ended stays. */
+typedef tm_status (*report_line_fn)(void *ctx, const char *line, size_t n);
+tm_status report_lines(const char *path, uint64_t *at, report_line_fn fn, void *ctx);
+
+/* run.json of r->dir into r->run, in place of what was there. */
+tm_status report_read_run(tm_history *r);
+
+/* The page's own text: page.css, page.js. */
+extern const char report_css[], report_js[];
+
+#endif
