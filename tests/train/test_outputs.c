@@ -42,7 +42,7 @@ static tm_json_doc *parse(const char *text, size_t len) {
     return doc;
 }
 
-static bool holds(const char *path, const char *text) {
+static bool file_says(const char *path, const char *text) {
     size_t n;
     char *all = run_read(path, &n);
     bool found = strstr(all, text) != NULL;
@@ -59,11 +59,11 @@ static void test_reports(void **state) {
         run((run_opts){0}, "train", s.config, "--set", "save_steps=2", "--set", "report_to=tensorboard", NULL);
     RUN_OK(&r);
     run_free(&r);
-    assert_true(holds(run_path(s.output, "report.html"), "4 of 4"));
-    assert_true(holds(run_path(s.output, "report.html"), "One step, as planned"));
-    assert_true(holds(run_path(s.output, "README.md"), "base_model:"));
-    assert_true(holds(run_path(s.output, "trainer_state.json"), "\"global_step\": 4"));
-    assert_true(holds(run_path(s.output, "checkpoint-2/trainer_state.json"), "\"global_step\": 2"));
+    assert_true(file_says(run_path(s.output, "report.html"), "4 of 4"));
+    assert_true(file_says(run_path(s.output, "report.html"), "One step, as planned"));
+    assert_true(file_says(run_path(s.output, "README.md"), "base_model:"));
+    assert_true(file_says(run_path(s.output, "trainer_state.json"), "\"global_step\": 4"));
+    assert_true(file_says(run_path(s.output, "checkpoint-2/trainer_state.json"), "\"global_step\": 2"));
     assert_true(exists(s.output, "runs"));
     r = run((run_opts){0}, "top", s.output, "--json", NULL);
     RUN_OK(&r);
@@ -76,12 +76,12 @@ static void test_reports(void **state) {
     r = run((run_opts){0}, "report", s.output, s.output, "--out", run_path(s.dir, "both.html"), NULL);
     RUN_OK(&r);
     run_free(&r);
-    assert_true(holds(run_path(s.dir, "both.html"), "2 runs beside each other"));
+    assert_true(file_says(run_path(s.dir, "both.html"), "2 runs beside each other"));
     run_write(run_path(s.output, "README.md"), "mine\n");
     r = run((run_opts){0}, "train", s.config, "--resume", "never", NULL);
     RUN_OK(&r);
     run_free(&r);
-    assert_true(holds(run_path(s.output, "README.md"), "mine\n"));
+    assert_true(file_says(run_path(s.output, "README.md"), "mine\n"));
 }
 
 /* save_total_limit keeps the latest; keep_state keeps what run.json names. */
