@@ -138,8 +138,9 @@ static void expect_folders(const scene *s, const outcome *o) {
                      o->best);
     }
     (void)rmdir(run_path(s->output, "offload")); /* empty; left by a kill between its last file and itself */
-    /* model, two configurations, what else lies in the model's folder, log, run.json: no debris */
-    assert_int_equal(run_entries(s->output), 6 + o->n);
+    /* model, two configurations, what else lies in the model's folder, log, run.json; page, card, HF Trainer's state: no
+     * debris */
+    assert_int_equal(run_entries(s->output), 9 + o->n);
 }
 
 /* ---- tests ------------------------------------------------------------------------------------------------------- */
