@@ -3,7 +3,8 @@
 # fp32 and bf16; a converted model has their token ids; published chat templates (those that TRL's wheel holds) print the
 # same and mark the same text; small tokenizers of the shapes of published ones have the same ids; PEFT's adapters are merged as PEFT
 # merges them and have its logits here, and it has our loss with what a run leaves; TRL's trainers make the same rows of preferences
-# and take the same steps; quantised folders load in transformers, with the values of their formats' definitions. Not part of ctest: it downloads about 3 GB.
+# and take the same steps; quantised folders load in transformers, with the values of their formats' definitions, and those that others
+# make are read with theirs. Not part of ctest: it downloads about 3 GB.
 #
 #   tests/peers.sh [BINARY]          default: build/bin/tidemill
 #   TIDEMILL_PEERS=DIR               keeps the Python environment in DIR for the next time
@@ -42,6 +43,8 @@ mkdir preferences
 "$python" -c "import compressed_tensors, bitsandbytes" 2>/dev/null || "$venv/bin/pip" install -q compressed-tensors==0.20.0 bitsandbytes==0.50.2
 mkdir exports
 (cd exports && "$python" "$root/tests/peers/exports.py" "$tidemill" "$root/tests/fixtures/arch_qwen2" "$root/tests/fixtures/arch_llama_tied_rope3")
+mkdir quantised
+(cd quantised && "$python" "$root/tests/peers/quantised.py" "$tidemill" "$root/tests/fixtures/arch_qwen2" "$root/tests/fixtures/peft_base")
 
 "$python" - "$fixture" <<'EOF'
 import sys

@@ -45,7 +45,7 @@ done
 commit=$(git -C "$(dirname "$0")" rev-parse --short HEAD 2>/dev/null || echo unknown)
 build=$(cd "$build" && pwd) || exit 2
 source=$(cd "$(dirname "$0")" && pwd)
-parsers='json safetensors index gguf hf_tokenizer manifest config tokenizer chat data prefer csv list packed adapter bnb peft'
+parsers='json safetensors index gguf hf_tokenizer manifest config tokenizer chat data prefer csv list packed adapter bnb ints peft'
 needed='train_commit train_checkpoints train_faults test_crash test_pages test_commit_flips train_kills_ranks tidemill'
 [ $what != fuzz ] || needed=$(printf 'fuzz_%s ' ${parser:-$parsers})
 for test in $needed; do

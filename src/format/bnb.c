@@ -26,7 +26,7 @@ static bool is_true(const tm_json *object, const char *key) {
     return v && v->type == TM_JSON_BOOL && v->boolean;
 }
 
-static tm_status check_config(const tm_source *src, const tm_json *q) {
+tm_status tm_bnb_check_config(const tm_source *src, const tm_json *q) {
     const tm_json *method = tm_json_get(q, "quant_method"), *type = tm_json_get(q, "bnb_4bit_quant_type");
     const char *eight = "bitsandbytes in 8 bits (load_in_8bit)";
     bool named = method && method->type == TM_JSON_STRING;
@@ -37,19 +37,9 @@ static tm_status check_config(const tm_source *src, const tm_json *q) {
     if (!other) return TM_OK;
     return tm_fail(
         TM_EUNSUPPORTED,
-        "%s/config.json:%u:%u: the weights are quantised by a method that is not read: %.60s; read are those "
-        "of bitsandbytes in 4 bits (nf4, fp4), GGUF, and weights in bf16, f16 or f32",
+        "%s/config.json:%u:%u: the weights are quantised by a method that is not read: %.60s; read are bitsandbytes "
+        "in 4 bits (nf4, fp4), compressed-tensors (pack-quantized), gptq, awq, GGUF, and weights in bf16, f16 or f32",
         src->path, q->line, q->column, other);
-}
-
-tm_status tm_bnb_check_config(const tm_source *src) {
-    tm_json_doc *doc;
-    if (!strstr(src->config.data, "\"quantization_config\"")) return TM_OK;
-    TM_TRY(tm_json_parse(&doc, src->config.data, src->config.len, "config.json", 0, 0));
-    const tm_json *q = tm_json_get(tm_json_root(doc), "quantization_config");
-    tm_status rc = q && q->type != TM_JSON_NULL ? check_config(src, q) : TM_OK;
-    tm_json_free(doc);
-    return rc;
 }
 
 /* ---- one tensor's state ---- */
@@ -139,7 +129,7 @@ static tm_status read_nested(tm_source *src, state *s, const tm_json *root) {
     TM_TRY(finite_map(s, "nested_quant_map", 256, map));
     TM_TRY(keep_map(src, map, &b->nested_map));
     TM_TRY(companion(s, "nested_absmax", TM_FMT_F32, (s->blocks - 1) / b->nested_block + 1, &e));
-    s->t->nested = (bnb_place){e->handle, e->info.file, e->info.offset};
+    s->t->nested = (source_place){e->handle, e->info.file, e->info.offset};
     return TM_OK;
 }
 
@@ -156,7 +146,7 @@ static tm_status read_fields(tm_source *src, state *s, const tm_json *root) {
     TM_TRY(finite_map(s, "quant_map", 16, s->t->map));
     s->t->blocks.map = s->t->map;
     TM_TRY(companion(s, "absmax", nested ? TM_FMT_U8 : TM_FMT_F32, s->blocks, &e));
-    s->t->absmax = (bnb_place){e->handle, e->info.file, e->info.offset};
+    s->t->absmax = (source_place){e->handle, e->info.file, e->info.offset};
     return nested ? read_nested(src, s, root) : TM_OK;
 }
 

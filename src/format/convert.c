@@ -31,8 +31,7 @@ typedef struct folder {
 /* Weights are what has floating values; position ids and the like go along as they are, as do a composite model's other
  * parts. */
 static bool is_weight(tm_fmt fmt) {
-    return fmt < TM_FMT_I64 || fmt == TM_FMT_NF4 || fmt == TM_FMT_FP4 ||
-           (fmt > TM_FMT_C64 && tm_fmt_get(fmt)->readable);
+    return fmt < TM_FMT_I64 || tm_fmt_is_coded(fmt) || (fmt > TM_FMT_C64 && tm_fmt_get(fmt)->readable);
 }
 
 static tm_status list_weights(folder *f) {

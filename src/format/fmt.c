@@ -52,12 +52,21 @@ static const tm_fmt_info table[TM_FMT_COUNT] = {
     [TM_FMT_TQ2_0] = {"TQ2_0", 256, 66, 35, false, false},
     [TM_FMT_NF4] = {"NF4", 2, 1, -1, false, false},
     [TM_FMT_FP4] = {"FP4", 2, 1, -1, false, false},
+    [TM_FMT_INT4] = {"INT4", 8, 4, -1, false, false},
+    [TM_FMT_INT8] = {"INT8", 4, 4, -1, false, false},
+    [TM_FMT_AWQ4] = {"AWQ4", 8, 4, -1, false, false},
+    [TM_FMT_GPTQ4] = {"GPTQ4", 8, 4, -1, false, false},
+    [TM_FMT_GPTQ8] = {"GPTQ8", 4, 4, -1, false, false},
     [TM_FMT_MXFP4] = {"MXFP4", 32, 17, 39, false, false},
 };
 
 const tm_fmt_info *tm_fmt_get(tm_fmt fmt) {
     TM_ASSERT(fmt < TM_FMT_COUNT);
     return &table[fmt];
+}
+
+bool tm_fmt_is_coded(tm_fmt fmt) {
+    return fmt >= TM_FMT_NF4 && fmt < TM_FMT_COUNT;
 }
 
 bool tm_fmt_parse(const char *name, tm_fmt *out) {

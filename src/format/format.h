@@ -82,6 +82,12 @@ typedef enum tm_fmt {
     /* bitsandbytes' codes, two a byte, without the scales, which lie apart: values only through a tm_source */
     TM_FMT_NF4,
     TM_FMT_FP4,
+    /* integer codes in words of 32 bits: compressed-tensors', AutoAWQ's, AutoGPTQ's; likewise */
+    TM_FMT_INT4,
+    TM_FMT_INT8,
+    TM_FMT_AWQ4,
+    TM_FMT_GPTQ4,
+    TM_FMT_GPTQ8,
     TM_FMT_COUNT
 } tm_fmt;
 
@@ -94,6 +100,7 @@ typedef struct tm_fmt_info {
     bool readable;        /* tm_fmt_decode knows it */
 } tm_fmt_info;
 const tm_fmt_info *tm_fmt_get(tm_fmt fmt);
+bool tm_fmt_is_coded(tm_fmt fmt); /* codes, whose scales lie apart */
 /* "f32", "F32", "bf16", "q4_1", ...: any case. False if there is no such type. */
 bool tm_fmt_parse(const char *name, tm_fmt *out);
 /* Bytes of `elements` elements (a whole number of blocks); false on overflow or a broken block. */
@@ -236,9 +243,9 @@ TM_MUST_USE tm_status tm_gguf_read_f32(const tm_gguf *g, uint32_t tensor, uint64
 
 /* ---- a model to read -------------------------------------------------------------------------------------------- *
  * PATH is an HF folder (config.json; model.safetensors, or model.safetensors.index.json and its shards) or a .gguf
- * file, or where no weights are asked for a config.json by itself. In a folder of bitsandbytes' 4-bit weights (nf4, fp4) a tensor has its own shape, NF4 or FP4 is its type, its
- * values are those that the codes stand for, and what lies beside it (absmax, maps, states) is not in the table. Folders
- * that config.json's quantization_config says are quantised otherwise are refused by name. Pickled weights (.bin, .pt, .pth) are refused by name. For GGUF the names, shapes, row order,
+ * file, or where no weights are asked for a config.json by itself. In a folder of quantised weights (bitsandbytes' nf4 and fp4, compressed-tensors' pack-quantized, AutoGPTQ's,
+ * AutoAWQ's) a tensor has its own name and shape, NF4, INT4, GPTQ4 .. is its type, its values are those that the codes stand for, in fp32, and what lies beside it
+ * (scales, zeros, maps, states) is not in the table. Folders that config.json's quantization_config says are quantised otherwise are refused by name. Pickled weights (.bin, .pt, .pth) are refused by name. For GGUF the names, shapes, row order,
  * config.json and tokenizer files are those that the HF folder of the model has: whoever reads sees no difference. */
 
 typedef struct tm_source_tensor {
@@ -248,7 +255,7 @@ typedef struct tm_source_tensor {
     uint64_t shape[TM_FMT_MAX_DIMS]; /* row-major: the last index runs fastest */
     uint64_t elements;
     const char *file;       /* where it lies, for messages */
-    uint64_t offset, bytes; /* in that file; of NF4 and FP4: the codes */
+    uint64_t offset, bytes; /* in that file; of a coded type: the codes */
 } tm_source_tensor;
 
 /* ---- models by their names on a hub (hub.c) ---- */
@@ -273,6 +280,7 @@ const char *tm_source_config(const tm_source *src, size_t *len);
 uint32_t tm_source_tensors(const tm_source *src);
 const tm_source_tensor *tm_source_tensor_get(const tm_source *src, uint32_t i); /* in byte order of their names */
 int64_t tm_source_find(const tm_source *src, const char *name);                 /* -1: no such tensor */
+bool tm_source_is_coded(const tm_source *src); /* it has some tensor whose type tm_fmt_is_coded */
 /* n elements from element `first` on, any range. */
 TM_MUST_USE tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, uint64_t n, float *dst);
 /* n bytes of an HF folder's tensor, of any type. */
@@ -283,14 +291,15 @@ TM_MUST_USE tm_status tm_source_read_native(const tm_source *src, uint32_t i, ui
 /* Tensors in place: whoever reads the bytes by its own means (offload: into frames, over and over) asks where they lie,
  * and has them decoded. A piece is the least run of elements that can be decoded from some bytes alone: whole blocks;
  * whole heads where GGUF has permuted their rows; all of a matrix that the file has transposed; codes, scales and scales
- * of scales of whole 4-bit blocks. */
+ * of scales of whole 4-bit blocks; codes, scales and zeros of whole rows. */
 typedef struct tm_raw_range {
     const char *path; /* lives as long as the source */
     uint64_t offset, bytes;
 } tm_raw_range;
-enum { TM_PIECE_RANGES = 3 };
+enum { TM_PIECE_RANGES = 4 };
 typedef struct tm_source_piece {
     uint64_t first, elements;
+    uint64_t run; /* elements that are decoded at the least cost together; 0: any */
     uint32_t n;
     tm_raw_range range[TM_PIECE_RANGES];
     bool in_order; /* one range: its bytes are the elements, in order, in the tensor's fmt */
@@ -364,7 +373,6 @@ TM_MUST_USE tm_status tm_quantise(const tm_source *src, const char *dir, const t
 TM_MUST_USE tm_status tm_quantise_json(const tm_quantise_opts *o, tm_buf *out); /* that quantization_config, appended */
 /* Of a tensor in four bits in such a folder, with its scales, maps and state. */
 uint64_t tm_quantised_bytes(uint64_t elements, uint32_t block, bool double_quant);
-bool tm_source_in_four_bits(const tm_source *src); /* it has some tensor in NF4 or FP4 */
 
 /* config.json (as in the source, but with torch_dtype and dtype set to `dtype`), generation_config.json, and the
  * tokenizer's files into DIR, each written beside and renamed. Of a folder all other files go along as well, but for

@@ -44,12 +44,6 @@ uint64_t tm_quantised_bytes(uint64_t elements, uint32_t block, bool double_quant
     return codes + (double_quant ? blocks + (nested_of(blocks) + 256) * sizeof(float) : blocks * sizeof(float));
 }
 
-bool tm_source_in_four_bits(const tm_source *src) {
-    for (uint32_t t = 0; t < src->n; t++)
-        if (src->entry[t].bnb) return true;
-    return false;
-}
-
 static tm_nf4_kind kind_of(const quantiser *q) {
     return q->o->fmt == TM_FMT_NF4 ? TM_NF4 : TM_FP4;
 }

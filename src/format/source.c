@@ -12,6 +12,7 @@ void tm_source_close(tm_source *src) {
     tm_free(src->shard);
     tm_gguf_close(src->gguf);
     tm_bnb_close(src);
+    tm_ints_close(src);
     tm_free(src->entry);
     tm_buf_free(&src->names);
     tm_buf_free(&src->config);
@@ -86,6 +87,7 @@ static tm_status open_source(tm_source **out, const char *path, bool weights) {
     TM_GO(open_kind(src, weights));
     TM_GO(tm_source_sort(src));
     if (!src->gguf) TM_GO(tm_bnb_fold(src));
+    TM_GO(tm_ints_fold(src));
     *out = src;
     return TM_OK;
 done:
@@ -117,6 +119,12 @@ bool tm_source_is_gguf(const tm_source *src) {
 const char *tm_source_config(const tm_source *src, size_t *len) {
     if (len) *len = src->config.len;
     return src->config.data;
+}
+
+bool tm_source_is_coded(const tm_source *src) {
+    for (uint32_t t = 0; t < src->n; t++)
+        if (tm_fmt_is_coded(src->entry[t].info.fmt)) return true;
+    return false;
 }
 
 uint32_t tm_source_tensors(const tm_source *src) {
@@ -212,6 +220,7 @@ tm_status tm_source_read_f32(const tm_source *src, uint32_t i, uint64_t first, u
     if (src->entry[i].merge) return tm_source_read_merged(src, src->entry[i].merge, first, n, dst);
     if (src->entry[i].made) return tm_source_read_made(src, &src->entry[i], first, n, dst);
     if (src->entry[i].bnb) return tm_bnb_read(&src->entry[i], first, n, dst);
+    if (src->entry[i].ints) return tm_ints_read(&src->entry[i], first, n, dst);
     TM_TRY(read_range(&src->entry[i], first, n, dst, read_floats, sizeof(float)));
     for (uint64_t e = 0; e < n && src->entry[i].added_one; e++) dst[e] -= 1;
     return TM_OK;
@@ -252,6 +261,7 @@ void tm_source_forget(const tm_source *src, uint32_t i) {
     TM_ASSERT(i < src->n);
     if (src->entry[i].made) return;
     if (src->entry[i].bnb) tm_bnb_forget(&src->entry[i]);
+    if (src->entry[i].ints) tm_ints_forget(&src->entry[i]);
     tm_file_forget(src->entry[i].handle, src->entry[i].info.offset, src->entry[i].info.bytes);
 }
 

@@ -223,7 +223,7 @@ tm_status tm_source_open_folder(tm_source *src, bool weights) {
         return tm_fail(TM_EINPUT, "%s: has no config.json; name a Hugging Face folder or a .gguf file", src->path);
     TM_TRY(slurp(src, "config.json", MAX_CONFIG, &src->config));
     if (!weights) return TM_OK;
-    TM_TRY(tm_bnb_check_config(src));
+    TM_TRY(tm_source_quantisation(src));
     if (single) return open_shard(src, SINGLE);
     return index ? open_index(src) : no_weights(src);
 }

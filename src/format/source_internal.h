@@ -5,16 +5,17 @@
 #include "format/format_internal.h"
 #include "kernels/nf4.h"
 
-/* A tensor of bitsandbytes' 4-bit blocks: where its scales lie, and what serves every range of it. */
-typedef struct bnb_place {
+/* Where something of a tensor lies. */
+typedef struct source_place {
     tm_file *file;
     const char *path;
     uint64_t offset;
-} bnb_place;
+} source_place;
+/* A tensor of bitsandbytes' 4-bit blocks: where its scales lie, and what serves every range of it. */
 typedef struct bnb_tensor {
     tm_nf4_blocks blocks; /* all but codes and scales */
     float map[16];
-    bnb_place absmax, nested; /* nested: only with a nested_map */
+    source_place absmax, nested; /* nested: only with a nested_map */
     struct bnb_tensor *next;
 } bnb_tensor;
 typedef struct bnb_map {
@@ -30,6 +31,7 @@ typedef struct source_entry {
     bool transposed;                /* the file has [shape[1], shape[0]] */
     bool added_one;                 /* the file has 1 more than HF */
     const bnb_tensor *bnb;          /* 4-bit blocks; NULL: none */
+    const struct int_tensor *ints;  /* integer codes (ints_internal.h); NULL: none */
     const struct merge_part *merge; /* an adapter is added to what is read; NULL: none */
     uint32_t made;                  /* 1 + its number among tm_made_tensors; 0: it lies in a file */
 } source_entry;
@@ -52,6 +54,9 @@ struct tm_source {
     tm_st **shard;
     bnb_tensor *bnb;
     bnb_map *bnb_maps;
+    struct int_form *ints_form; /* what config.json says of integer codes; NULL: there are none */
+    struct int_tensor *ints;
+    struct int_strip *strip;
     /* a caller's: */
     tm_made_tensors made;
     /* GGUF: */
@@ -84,7 +89,8 @@ tm_status tm_source_read_made(const tm_source *src, const source_entry *s, uint6
 
 /* ---- bnb.c ---- */
 
-tm_status tm_bnb_check_config(const tm_source *src); /* quantization_config: TM_EUNSUPPORTED for what is not read */
+/* `q`: the quantization_config. TM_EUNSUPPORTED: what is not read. */
+tm_status tm_bnb_check_config(const tm_source *src, const tm_json *q);
 /* Once entries are sorted: tensors of 4-bit blocks get their shape, and their companions leave the table. */
 tm_status tm_bnb_fold(tm_source *src);
 void tm_bnb_close(tm_source *src);
@@ -94,5 +100,17 @@ void tm_bnb_decode(const source_entry *s, const tm_source_piece *p, const void *
                    tm_elem to, void *out);
 tm_status tm_bnb_read(const source_entry *s, uint64_t first, uint64_t n, float *dst); /* any range; checks it */
 void tm_bnb_forget(const source_entry *s);
+
+/* ---- ints_config.c, ints.c, ints_values.c, ints_read.c: the same of integer codes ---- */
+
+/* How config.json says that the weights are quantised, if it does; what is not read is refused. */
+tm_status tm_source_quantisation(tm_source *src);
+tm_status tm_ints_fold(tm_source *src);
+void tm_ints_close(tm_source *src);
+void tm_ints_piece(const source_entry *s, uint64_t first, uint64_t n, tm_source_piece *out);
+void tm_ints_decode(const source_entry *s, const tm_source_piece *p, const void *const *raw, uint64_t first, uint64_t n,
+                    tm_elem to, void *out);
+tm_status tm_ints_read(const source_entry *s, uint64_t first, uint64_t n, float *dst);
+void tm_ints_forget(const source_entry *s);
 
 #endif

@@ -32,6 +32,10 @@ tm_status tm_source_piece_of(const tm_source *src, uint32_t t, uint64_t first, u
         tm_bnb_piece(s, first, n, out);
         return TM_OK;
     }
+    if (s->ints) {
+        tm_ints_piece(s, first, n, out);
+        return TM_OK;
+    }
     if (!f->readable)
         return tm_fail(TM_EUNSUPPORTED, "%s: '%s' is %s, which cannot be read", info->file, info->name, f->name);
     uint64_t unit = n ? unit_of(s) : 1, begin = first / unit * unit, end = (first + n + unit - 1) / unit * unit;
@@ -125,9 +129,9 @@ tm_status tm_source_decode(const tm_source *src, uint32_t t, const tm_source_pie
     TM_ASSERT(t < src->n && (to == TM_FMT_F32 || to == TM_FMT_BF16 || to == TM_FMT_F16));
     TM_ASSERT(first >= p->first && n <= p->elements && first - p->first <= p->elements - n);
     const source_entry *s = &src->entry[t];
-    if (s->bnb) {
+    if (s->bnb || s->ints) {
         tm_elem elem = to == TM_FMT_F32 ? TM_ELEM_F32 : to == TM_FMT_BF16 ? TM_ELEM_BF16 : TM_ELEM_F16;
-        tm_bnb_decode(s, p, raw, first, n, elem, out);
+        (s->bnb ? tm_bnb_decode : tm_ints_decode)(s, p, raw, first, n, elem, out);
         return TM_OK;
     }
     const stored_run run = {raw[0], p->first, s->info.fmt, to, s->added_one};

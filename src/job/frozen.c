@@ -145,15 +145,28 @@ static bool lies_packed(const tm_job *job, uint32_t part, const tm_source_piece 
     return s->packed.packing != TM_PACKED_NOT;
 }
 
+/* Bytes that much more can be decoded from than is asked for (a matrix that the file has transposed) are read once, for
+ * all of it that is here. */
+static tm_status take_whole(const tm_job *job, frozen_piece *f, uint64_t left, tm_source_piece *p) {
+    f->n = tm_min_u64(PIECE_ELEMENTS, left);
+    TM_TRY(frozen_source_piece(job, f, p));
+    if (f->n == left || p->elements < 2 * f->n) return TM_OK;
+    const tm_segment *seg = &tm_model_part_segments(job->model, f->part)[f->segment];
+    uint64_t first = seg->tensor_offset + (f->begin - seg->part_offset);
+    f->n = tm_min_u64(left, p->first + p->elements - first);
+    return frozen_source_piece(job, f, p);
+}
+
 static tm_status add_decoded(tm_job *job, uint32_t part, uint32_t segment, span at, uint32_t *bundle) {
-    for (uint64_t done = 0; done < at.n; done += PIECE_ELEMENTS) {
-        frozen_piece f = {.part = part, .segment = segment, .begin = at.begin + done};
+    frozen_piece f = {.part = part, .segment = segment};
+    for (uint64_t done = 0; done < at.n; done += f.n) {
         tm_source_piece p;
-        f.n = tm_min_u64(PIECE_ELEMENTS, at.n - done);
-        TM_TRY(frozen_source_piece(job, &f, &p));
+        f.begin = at.begin + done;
+        TM_TRY(take_whole(job, &f, at.n - done, &p));
         uint64_t most = 0;
         for (uint32_t i = 0; i < p.n; i++) most = tm_max_u64(most, p.range[i].bytes);
-        TM_TRY(add_piece(job, f, &p, most + 2 * TM_FRAME_ALIGN, bundle));
+        bool large = f.n > PIECE_ELEMENTS;
+        TM_TRY(add_piece(job, f, &p, large ? IN_PLACE_BYTES : most + 2 * TM_FRAME_ALIGN, bundle));
     }
     return TM_OK;
 }

@@ -94,19 +94,24 @@ static bool json_true(const tm_json *object, const char *key) {
     return v && v->type == TM_JSON_BOOL && v->boolean;
 }
 
-/* Whoever reads the weights (format) decodes 4-bit blocks; other methods are refused. */
+/* Whoever reads the weights (format) decodes 4-bit blocks and integer codes; other methods are refused. */
 static tm_status quantisation(const model_parser *p) {
+    static const char *const integers[] = {"compressed-tensors", "gptq", "awq"};
     const tm_json *q = model_shared_key(p, "quantization_config"), *method = tm_json_get(q, "quant_method");
     if (!model_present(q)) return TM_OK;
     bool bnb = model_present(method) ? tm_json_is(method, "bitsandbytes") : json_true(q, "load_in_4bit");
     if (bnb && !json_true(q, "load_in_8bit")) return TM_OK;
-    return tm_fail(TM_EUNSUPPORTED,
-                   "%s:%u:%u: checkpoints quantised by this method (quantization_config: %.40s) are not supported; "
-                   "bitsandbytes in 4 bits and GGUF are; or take the model in bf16, f16 or f32",
-                   p->name, q->line, q->column,
-                   bnb                                        ? "load_in_8bit"
-                   : method && method->type == TM_JSON_STRING ? method->text
-                                                              : "no quant_method");
+    for (size_t i = 0; i < TM_COUNT(integers); i++)
+        if (tm_json_is(method, integers[i])) return TM_OK;
+    return tm_fail(
+        TM_EUNSUPPORTED,
+        "%s:%u:%u: checkpoints quantised by this method (quantization_config: %.40s) are not supported; "
+        "bitsandbytes in 4 bits, compressed-tensors, gptq, awq and GGUF are; or take the model in bf16, f16 or "
+        "f32",
+        p->name, q->line, q->column,
+        bnb                                        ? "load_in_8bit"
+        : method && method->type == TM_JSON_STRING ? method->text
+                                                   : "no quant_method");
 }
 
 static tm_status architecture(const model_parser *p, tm_model_config *c, const model_arch **arch) {

@@ -217,8 +217,8 @@ static tm_status open_folder(session *s, bool make) {
     char path[4096];
     tm_status rc = TM_OK;
     if (!s->cfg->init_random) TM_TRY(tm_source_open(&q.src, s->cfg->model));
-    if (q.src && tm_source_in_four_bits(q.src)) {
-        tm_warn_once("quantization", "%s is in four bits already: it is read as it is", s->cfg->model);
+    if (q.src && tm_source_is_coded(q.src)) {
+        tm_warn_once("quantization", "%s is quantised already: it is read as it is", s->cfg->model);
         goto done;
     }
     TM_GO(list_model(&q));

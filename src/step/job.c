@@ -147,7 +147,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
         tm_source_close(job->source);
         job->source = NULL;
     }
-    if (!opts->weights && !(job->source && tm_source_in_four_bits(job->source))) job->four_bits = opts->four_bits;
+    if (!opts->weights && !(job->source && tm_source_is_coded(job->source))) job->four_bits = opts->four_bits;
     TM_GO(find_tensors(job));
     TM_GO(job_list_carried(job));
     TM_GO(open_pissa(job));
@@ -293,17 +293,12 @@ static tm_status put_values(void *ctx, uint32_t tensor, uint64_t first, uint64_t
 
 /* ---- what is carried along ---- */
 
-/* Codes without their scales are no tensor: such a one leaves as its values. */
-static bool is_coded(tm_fmt fmt) {
-    return fmt == TM_FMT_NF4 || fmt == TM_FMT_FP4;
-}
-
 uint64_t job_foreign_bytes(const tm_job *job, uint32_t *count) {
     uint64_t bytes = 0;
     *count = job->carried.n_foreign;
     for (uint32_t i = 0; i < *count; i++) {
         const tm_source_tensor *t = tm_source_tensor_get(job->source, job->carried.foreign[i]);
-        bytes += is_coded(t->fmt) ? t->elements * sizeof(float) : t->bytes;
+        bytes += tm_fmt_is_coded(t->fmt) ? t->elements * sizeof(float) : t->bytes;
     }
     return bytes;
 }
@@ -329,7 +324,8 @@ uint64_t job_export_bytes(const tm_job *job, tm_fmt dtype) {
 static uint32_t list_foreign(const tm_job *job, tm_hf_tensor *list, uint32_t n) {
     for (uint32_t i = 0; i < job->carried.n_foreign; i++) {
         const tm_source_tensor *t = tm_source_tensor_get(job->source, job->carried.foreign[i]);
-        list[n] = (tm_hf_tensor){.name = t->name, .ndim = t->ndim, .as_stored = !is_coded(t->fmt), .fmt = t->fmt};
+        list[n] =
+            (tm_hf_tensor){.name = t->name, .ndim = t->ndim, .as_stored = !tm_fmt_is_coded(t->fmt), .fmt = t->fmt};
         memcpy(list[n++].shape, t->shape, sizeof t->shape);
     }
     return n;

@@ -141,7 +141,8 @@ static const frozen_piece *piece_of(const op_call *c) {
     return &c->job->frozen[c->args.decode.piece];
 }
 
-/* In runs that a thread's caches hold; where the base has a value that is none, the loss will say so. */
+/* In runs that a thread's caches hold, or that the file's form asks for; where the base has a value that is none, the loss
+ * will say so. */
 static tm_status run_decode(const op_call *c) {
     enum { RUN = 1 << 14 };
     const tm_job *job = c->job;
@@ -153,13 +154,14 @@ static tm_status run_decode(const op_call *c) {
     tm_fmt fmt = job_compute_fmt(job->dtype);
     const void *raw[TM_PIECE_RANGES];
     tm_source_piece piece;
-    int64_t runs = (int64_t)((f->n + RUN - 1) / RUN);
     tm_status rc = TM_OK;
     TM_TRY(frozen_source_piece(job, f, &piece));
+    uint64_t run = piece.run ? piece.run : RUN;
+    int64_t runs = (int64_t)((f->n + run - 1) / run);
     for (uint32_t k = 0; k < f->n_ranges; k++) raw[k] = (const char *)op_operand_at(c, OPERAND_RAW, k) + f->shift[k];
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < runs; i++) {
-        uint64_t at = (uint64_t)i * RUN, n = tm_min_u64(RUN, f->n - at);
+        uint64_t at = (uint64_t)i * run, n = tm_min_u64(run, f->n - at);
         tm_status one = tm_source_decode(job->source, tensor, &piece, raw, first + at, n, fmt, to + at * width);
         if (one != TM_OK) {
 #pragma omp atomic write

@@ -305,8 +305,7 @@ static void other_methods_are_refused_by_name(void **state) {
     } rows[] = {
         {"{\"quant_method\":\"bitsandbytes\",\"load_in_4bit\":true,\"bnb_4bit_quant_type\":\"nf4\"}", NULL},
         {"{\"load_in_4bit\":true}", NULL},
-        {"{\"quant_method\":\"gptq\",\"bits\":4}", "gptq"},
-        {"{\"quant_method\":\"awq\"}", "awq"},
+        {"{\"quant_method\":\"hqq\"}", "hqq"},
         {"{\"quant_method\":\"fp8\"}", "fp8"},
         {"{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}", "load_in_8bit"},
         {"{\"quant_method\":\"bitsandbytes\",\"_load_in_8bit\":true}", "load_in_8bit"},

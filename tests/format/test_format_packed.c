@@ -116,7 +116,7 @@ static void same_values(const char *ours, const char *theirs) {
     tm_source *a, *b;
     OK(tm_source_open(&a, ours));
     OK(tm_source_open(&b, theirs));
-    assert_true(tm_source_tensors(a) > 16 && tm_source_in_four_bits(a));
+    assert_true(tm_source_tensors(a) > 16 && tm_source_is_coded(a));
     for (uint32_t i = 0; i < tm_source_tensors(a); i++) same_tensor(a, b, tm_source_tensor_get(a, i)->name, 0, 1e-6f);
     tm_source_close(a);
     tm_source_close(b);

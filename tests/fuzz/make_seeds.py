@@ -391,4 +391,28 @@ def yaml():
     put(p, "utf16", b"\xff\xfea\0:\0 \x001\0")
 
 
-safetensors(), index(), ggufs(), config(), manifest(), data(), hf_tokenizer(), peft(), yaml()
+# ---- integer codes: shapes of the tensors, then the quantization_config (fuzz_ints.c) ------------------------------
+
+def ints():
+    def seed(name, head, config):
+        put("fuzz_ints", name, bytes(head) + json.dumps(config).encode())
+
+    def packed(**weights):
+        return {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}}
+    none, awq = 255, {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm", "zero_point": True}
+    seed("packed4", [0, 6, 4, 6, 2, none, 0, none, 6, 32, 0, 0],
+         packed(num_bits=4, type="int", symmetric=True, strategy="group", group_size=16))
+    seed("packed4-zeros-index", [0, 6, 4, 6, 2, 1, 2, 32, 6, 32, 1, 0],
+         packed(num_bits=4, symmetric=False, strategy="group", group_size=16, actorder="group"))
+    seed("packed8-channel", [0, 6, 10, 6, 1, 2, 1, none, 6, 37, 0, 0], packed(num_bits=8, symmetric=False, strategy="channel"))
+    seed("not-there", [0, 6, 4, none, 0, none, 0, none, 6, 32, 0, 0], packed(num_bits=4, group_size=16))
+    seed("gptq", [1, 4, 8, 2, 8, 2, 1, 32, 0, 0, 1, 0],
+         {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True, "checkpoint_format": "gptq"})
+    seed("gptq8", [1, 4, 8, 1, 8, 1, 2, none, 0, 0, 0, 0],
+         {"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"})
+    seed("awq", [1, 32, 2, 2, 16, 2, 2, none, 0, 0, 0, 0], awq)
+    seed("misfit", [1, 31, 2, 2, 16, 2, 2, none, 0, 0, 0, 0], awq)
+
+
+safetensors(), index(), ggufs(), config(), manifest(), data(), hf_tokenizer(), peft(), yaml(), ints()
