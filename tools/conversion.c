@@ -1,5 +1,6 @@
 /* See conversion.h. */
 #include "tools/conversion.h"
+#include "infer/infer.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -31,10 +32,12 @@ typedef struct row {
     tm_wrote_tensor t;
 } row;
 typedef struct conversion {
+    const tm_conversion *asked;
     tm_phase phase;
     row *row;
     size_t n, cap;
     bool incomplete; /* there was no memory for a row */
+    tm_eval_result before, after;
 } conversion;
 
 static void show(void *ctx, uint64_t done, uint64_t total) {
@@ -76,7 +79,7 @@ static tm_wrote_tensor sum_of(const conversion *c) {
     return all;
 }
 
-static void print_text(const conversion *c) {
+static void print_errors(const conversion *c) {
     tm_wrote_tensor all = sum_of(c);
     if (!(all.error > 0)) return;
     for (size_t i = 0; i < c->n; i++) {
@@ -87,6 +90,21 @@ static void print_text(const conversion *c) {
            8 * (double)all.bytes / (double)all.elements, all.error);
 }
 
+static void print_text(const conversion *c) {
+    print_errors(c);
+    if (c->asked->eval)
+        printf("perplexity %.4f, was %.4f, of %" PRIu64 " tokens of %s\n", c->after.perplexity, c->before.perplexity,
+               c->after.label_tokens, c->asked->eval);
+}
+
+static void put_perplexity(tm_json_writer *w, const conversion *c) {
+    tm_jw_field_object(w, "perplexity");
+    tm_jw_field_double(w, "before", c->before.perplexity);
+    tm_jw_field_double(w, "after", c->after.perplexity);
+    tm_jw_field_uint(w, "tokens", c->after.label_tokens);
+    tm_jw_object_end(w);
+}
+
 static void put_row(tm_json_writer *w, const tm_wrote_tensor *t) {
     if (t->type) tm_jw_field_str(w, "type", t->type);
     tm_jw_field_uint(w, "elements", t->elements);
@@ -94,12 +112,13 @@ static void put_row(tm_json_writer *w, const tm_wrote_tensor *t) {
     tm_jw_field_double(w, "error", t->error);
 }
 
-static int print_json(const conversion *c, const char *out) {
+static int print_json(const conversion *c) {
     tm_json_writer w;
     tm_wrote_tensor all = sum_of(c);
     tm_cli_json(&w, 0);
-    tm_jw_field_str(&w, "out", out);
+    tm_jw_field_str(&w, "out", c->asked->request.out);
     put_row(&w, &all);
+    if (c->asked->eval) put_perplexity(&w, c);
     tm_jw_field_array(&w, "tensors");
     for (size_t i = 0; i < c->n; i++) {
         tm_jw_object(&w);
@@ -111,32 +130,79 @@ static int print_json(const conversion *c, const char *out) {
     return tm_cli_print_json(&w) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
 
-static int report_of(const conversion *c, const char *out, tm_conversion_report report) {
+static int report_of(const conversion *c) {
+    tm_conversion_report report = c->asked->report;
     if (c->incomplete) {
         (void)tm_nomem(c->n * sizeof *c->row);
         return tm_cmd_fail();
     }
-    if (report == TM_REPORT_JSON) return print_json(c, out);
+    if (report == TM_REPORT_JSON) return print_json(c);
     if (report == TM_REPORT_TEXT) print_text(c);
     return TM_EXIT_DONE;
 }
 
-int tm_run_conversion(const char *what, tm_export_request r, uint64_t host_budget, tm_conversion_report report) {
-    conversion c = {.n = 0};
-    if (host_budget < CONVERT_MINIMUM) {
-        (void)tm_fail(TM_EBUDGET, "%s needs a host budget of %llu bytes (64MiB)", what,
-                      (unsigned long long)CONVERT_MINIMUM);
-        return tm_cmd_fail();
-    }
-    if (tm_threads_try((unsigned)omp_get_max_threads() - 1, "threads that encode (fewer: OMP_NUM_THREADS)") != TM_OK)
-        return tm_cmd_fail();
-    r.convert.progress = show, r.convert.ctx = &c, r.convert.stop = &stop;
-    r.convert.wrote = report == TM_REPORT_NOTHING ? NULL : keep;
-    tm_phase_begin(&c.phase, what, NULL, 0);
+/* ---- perplexity ---- */
+
+static tm_status judge(const conversion *c, const char *model, const char *adapter, tm_eval_result *out) {
+    const tm_conversion *asked = c->asked;
+    const tm_eval_args args = {.model = model,
+                               .data = asked->eval,
+                               .tiers = {.host_budget = asked->host_budget == UINT64_MAX ? 0 : asked->host_budget,
+                                         .offload_path = asked->offload,
+                                         .adapter = adapter}};
+    TM_TRY(tm_eval_run(&args, out));
+    return out->by_sample || !out->label_tokens
+               ? tm_fail(TM_EINPUT, "%s: has no tokens that perplexity could be of", asked->eval)
+               : TM_OK;
+}
+
+/* Of an adapter: its base with it. */
+static tm_status judge_source(conversion *c) {
+    const tm_export_request *r = &c->asked->request;
+    tm_buf base = {0};
+    tm_adapter_folder *f;
+    if (!tm_is_adapter_folder(r->in)) return judge(c, r->in, NULL, &c->before);
+    if (!r->merge)
+        return tm_fail(TM_EINPUT, "%s: perplexity is a model's; with --merge-adapter there is one to take it of",
+                       r->in);
+    TM_TRY(tm_adapter_folder_open(&f, r->in));
+    tm_status rc = tm_adapter_folder_base(f, r->base, &base);
+    tm_adapter_folder_close(f);
+    if (rc == TM_OK) rc = judge(c, base.data, r->in, &c->before);
+    tm_buf_free(&base);
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+static tm_status check_budget(const tm_conversion *asked) {
+    if (asked->host_budget >= CONVERT_MINIMUM) return TM_OK;
+    return tm_fail(TM_EBUDGET, "%s needs a host budget of %llu bytes (64MiB)", asked->what,
+                   (unsigned long long)CONVERT_MINIMUM);
+}
+
+static tm_status run_export(conversion *c) {
+    tm_export_request r = c->asked->request;
+    r.convert.progress = show, r.convert.ctx = c, r.convert.stop = &stop;
+    r.convert.wrote = c->asked->report == TM_REPORT_NOTHING ? NULL : keep;
+    tm_phase_begin(&c->phase, c->asked->what, NULL, 0);
     catch_signals();
-    tm_status status = tm_export(&r);
-    tm_phase_end(&c.phase);
-    int rc = status == TM_OK ? report_of(&c, r.out, report) : tm_cmd_fail();
+    tm_status rc = tm_export(&r);
+    tm_phase_end(&c->phase);
+    return rc;
+}
+
+static tm_status run_all(conversion *c) {
+    TM_TRY(check_budget(c->asked));
+    if (c->asked->eval) TM_TRY(judge_source(c));
+    TM_TRY(tm_threads_try((unsigned)omp_get_max_threads() - 1, "threads that encode (fewer: OMP_NUM_THREADS)"));
+    TM_TRY(run_export(c));
+    return c->asked->eval ? judge(c, c->asked->request.out, NULL, &c->after) : TM_OK;
+}
+
+int tm_run_conversion(const tm_conversion *asked) {
+    conversion c = {.asked = asked};
+    int rc = run_all(&c) == TM_OK ? report_of(&c) : tm_cmd_fail();
     free_rows(&c);
     return rc;
 }

@@ -7,9 +7,10 @@
 static int convert_random(const tm_export_request *r, int64_t seed, uint64_t host_budget) {
     tm_random_model model;
     if (tm_random_model_open(&model, r->in, (uint64_t)seed) != TM_OK) return tm_cmd_fail();
-    int rc =
-        tm_run_conversion("making", (tm_export_request){.source = model.source, .out = r->out, .convert = r->convert},
-                          host_budget, TM_REPORT_NOTHING);
+    int rc = tm_run_conversion(
+        &(tm_conversion){.what = "making",
+                         .request = (tm_export_request){.source = model.source, .out = r->out, .convert = r->convert},
+                         .host_budget = host_budget});
     tm_random_model_close(&model);
     return rc;
 }
@@ -51,5 +52,5 @@ int tm_cmd_convert(int argc, char **argv) {
                                  .base = tm_cmd_model(base),
                                  .convert = {.dtype = dtype, .max_shard_bytes = shard}};
     if (init) return convert_random(&r, seed < 0 ? 42 : seed, host_budget);
-    return tm_run_conversion("converting", r, host_budget, TM_REPORT_NOTHING);
+    return tm_run_conversion(&(tm_conversion){.what = "converting", .request = r, .host_budget = host_budget});
 }

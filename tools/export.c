@@ -2,7 +2,7 @@
 #include "tools/conversion.h"
 
 int tm_cmd_export(int argc, char **argv) {
-    const char *place[2] = {NULL, NULL}, *dtype = NULL, *base = NULL, *offload = NULL;
+    const char *place[2] = {NULL, NULL}, *dtype = NULL, *base = NULL, *offload = NULL, *eval = NULL;
     uint64_t host_budget = UINT64_MAX;
     bool merge = false, json = false;
     const tm_opt opts[] = {
@@ -15,12 +15,14 @@ int tm_cmd_export(int argc, char **argv) {
                   "nf4 (bitsandbytes), int8, int4 (compressed-tensors); "
                   "default: that of config.json, to GGUF the source's"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &host_budget, "SIZE", "limit of host memory; at least 64MiB"),
+        TM_OPTION("eval", TM_OPT_STRING, &eval, "FILE",
+                  "data, as for `eval`: the perplexity of SRC and OUT is printed, too"),
         TM_OPTION("offload-path", TM_OPT_STRING, &offload, "PATH",
-                  "taken, but nothing is offloaded: tensors are streamed"),
+                  "with --eval: where weights go that do not fit; tensors are streamed, they need no place"),
         TM_FLAG("json", &json, "print one JSON object: type, bytes and error of each tensor")};
     const tm_cli cli = {
-        .usage = "export SRC OUT [--merge-adapter] [--base DIR] [--dtype TYPE] [--host-budget SIZE] "
-                 "[--offload-path PATH] [--json]",
+        .usage = "export SRC OUT [--merge-adapter] [--base DIR] [--dtype TYPE] [--eval FILE] "
+                 "[--host-budget SIZE] [--offload-path PATH] [--json]",
         .about = "Writes a model folder, a .gguf file or the folder of an adapter (SRC) as another folder, or as GGUF "
                  "where OUT ends in .gguf. An adapter is merged into its base with --merge-adapter; else it stays one: "
                  "PiSSA becomes plain LoRA of twice the rank. OUT appears when it is complete. Printed is what each "
@@ -31,12 +33,15 @@ int tm_cmd_export(int argc, char **argv) {
         TM_CLI_WORDS(place, 2, 2)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    return tm_run_conversion("exporting",
-                             (tm_export_request){.in = tm_cmd_model(place[0]),
-                                                 .out = place[1],
-                                                 .base = tm_cmd_model(base),
-                                                 .merge = merge,
-                                                 .dtype_of_config = true,
-                                                 .convert.dtype = dtype},
-                             host_budget, json ? TM_REPORT_JSON : TM_REPORT_TEXT);
+    return tm_run_conversion(&(tm_conversion){.what = "exporting",
+                                              .request = (tm_export_request){.in = tm_cmd_model(place[0]),
+                                                                             .out = place[1],
+                                                                             .base = tm_cmd_model(base),
+                                                                             .merge = merge,
+                                                                             .dtype_of_config = true,
+                                                                             .convert.dtype = dtype},
+                                              .host_budget = host_budget,
+                                              .report = json ? TM_REPORT_JSON : TM_REPORT_TEXT,
+                                              .eval = eval,
+                                              .offload = offload});
 }
