@@ -110,6 +110,8 @@ static int unknown_option(const tm_cli *cli, const char *command, const char *ar
         return tm_cli_wrong(command, "unknown option '%s': options are written out, as --name", argument);
     option_word(argument + 2, word, sizeof word);
     const char *near = tm_cli_suggest(word, cli->opts, cli->n_opts, sizeof *cli->opts);
+    if (!near && cli->keys && tm_config_hint(word))
+        return tm_cli_wrong(command, "unknown option '--%s': %s", word, tm_config_hint(word));
     if (!near && cli->keys) near = tm_config_suggest(word);
     if (near) return tm_cli_wrong(command, "unknown option '--%s'; did you mean '--%s'?", word, near);
     return tm_cli_wrong(command, "unknown option '--%s'", word);

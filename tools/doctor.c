@@ -30,6 +30,11 @@ void doctor_add(report *r, const char *name, verdict v, const char *advice, cons
     va_end(args);
 }
 
+void doctor_fix(report *r, const char *command) {
+    check *c = &r->checks[r->n - 1];
+    if (c->verdict != GOOD) c->fix = command;
+}
+
 /* The value of `key` in a file of "key<separator>value" lines; false if there is none. */
 static bool file_value(const char *path, const char *key, char separator, char *out, size_t cap) {
     char line[512];
@@ -120,6 +125,9 @@ static void check_memlock(report *r) {
         "a "
         "memlock line in /etc/security/limits.conf",
         "%s", unlimited ? "unlimited" : tm_format_size(limit.rlim_cur, size, sizeof size));
+    doctor_fix(
+        r,
+        "ulimit -l unlimited || echo \"$USER - memlock unlimited\" | sudo tee -a /etc/security/limits.d/tidemill.conf");
 }
 
 static void check_uring(report *r) {
@@ -137,6 +145,8 @@ static void check_uring(report *r) {
                    : "forbidden here: threads do the I/O, somewhat slower; in a container allow it in the seccomp "
                      "profile, else set sysctl kernel.io_uring_disabled=0",
                "not available (%s)", strerror(errno));
+    if (access("/proc/sys/kernel/io_uring_disabled", F_OK) == 0)
+        doctor_fix(r, "sudo sysctl kernel.io_uring_disabled=0");
 }
 
 static const char *file_system_name(unsigned long type) {
@@ -171,7 +181,7 @@ static void check_disk(report *r, const char *path) {
  * --------------------------------------------------------------------------- */
 
 typedef struct library {
-    const char *name, *files[4], *advice;
+    const char *name, *files[4], *advice, *fix;
     verdict if_missing;
 } library;
 
@@ -179,10 +189,12 @@ static const library libraries[] = {
     {"OpenBLAS",
      {"libopenblas.so.0", "libopenblas.so"},
      "matrix products are slow without it: apt-get install libopenblas0",
+     "sudo apt-get install -y libopenblas0-pthread",
      BAD},
     {"oneDNN",
      {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"},
      "used for bf16 on processors that multiply it, but have no AMX: apt-get install libdnnl2",
+     "sudo apt-get install -y libdnnl2",
      WARN},
 };
 
@@ -195,6 +207,7 @@ static void check_libraries(report *r) {
             if (handle) found = l->files[k]; /* stays loaded: OpenBLAS's threads do not survive an unload */
         }
         doctor_add(r, l->name, found ? GOOD : l->if_missing, l->advice, "%s", found ? found : "not found");
+        doctor_fix(r, l->fix);
     }
 }
 
@@ -206,6 +219,7 @@ static void check_ranks(report *r) {
         return;
     }
     doctor_add(r, "several ranks", WARN, "needed for jobs under mpirun or srun only", "%s", tm_error_get()->text);
+    doctor_fix(r, "sudo apt-get install -y libopenmpi-dev openmpi-bin   # and build again: cmake --build build");
     tm_error_clear();
 }
 
@@ -221,6 +235,44 @@ static void print_text(const report *r) {
     }
 }
 
+/* Lines to paste; what no line mends is a comment. */
+static void print_fixes(const report *r) {
+    size_t n = 0;
+    for (size_t i = 0; i < r->n; i++) {
+        const check *c = &r->checks[i];
+        if (!c->advice) continue;
+        printf("# %s: %s\n", c->name, c->advice);
+        if (c->fix) printf("%s\n", c->fix);
+        n++;
+    }
+    if (!n) printf("# nothing to mend\n");
+}
+
+tm_status tm_cmd_version(tm_json_writer *w) {
+    static const char *const built[] = {
+        "json",
+#ifdef TIDEMILL_YAML
+        "yaml",
+#endif
+#ifdef TIDEMILL_ZLIB
+        "gzip",
+#endif
+#ifdef TIDEMILL_ZSTD
+        "zstd",
+#endif
+    };
+    report r = {.n = 0};
+    check_system(&r);
+    check_processor(&r);
+    check_libraries(&r);
+    check_ranks(&r);
+    tm_jw_field_array(w, "reads");
+    for (size_t i = 0; i < TM_COUNT(built); i++) tm_jw_str(w, built[i]);
+    tm_jw_array_end(w);
+    for (size_t i = 0; i < r.n; i++) tm_jw_field_str(w, r.checks[i].name, r.checks[i].value);
+    return TM_OK;
+}
+
 static tm_status print_report_json(const report *r) {
     tm_json_writer w;
     tm_cli_json(&w, 2);
@@ -233,6 +285,7 @@ static tm_status print_report_json(const report *r) {
         tm_jw_field_str(&w, "status", verdict_names[c->verdict]);
         tm_jw_field_str(&w, "value", c->value);
         tm_jw_field_str(&w, "advice", c->advice);
+        tm_jw_field_str(&w, "fix", c->fix);
         tm_jw_object_end(&w);
     }
     tm_jw_array_end(&w);
@@ -240,12 +293,13 @@ static tm_status print_report_json(const report *r) {
 }
 
 int tm_cmd_doctor(int argc, char **argv) {
-    bool json = false;
+    bool json = false, fix = false;
     const char *path[1];
     const tm_opt opts[] = {
-        TM_FLAG("json", &json, "print one JSON object: version, checks[{name, status, value, advice}]")};
+        TM_FLAG("fix", &fix, "print the commands that mend what is not well, to read and to paste"),
+        TM_FLAG("json", &json, "print one JSON object: version, checks[{name, status, value, advice, fix}]")};
     const tm_cli cli = {
-        .usage = "doctor [PATH] [--json]",
+        .usage = "doctor [PATH] [--fix] [--json]",
         .about =
             "Checks what this machine has for training: processor, memory, disk I/O, libraries. Each line that is\n"
             "not 'ok' says what to do. PATH is the folder for offload files (default: the current one).\n"
@@ -256,6 +310,7 @@ int tm_cmd_doctor(int argc, char **argv) {
     report r = {.n = 0};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
+    if (fix && json) return tm_cli_wrong("doctor", "--fix prints commands; --json has them as well");
     check_system(&r);
     check_processor(&r);
     check_memory(&r);
@@ -265,7 +320,9 @@ int tm_cmd_doctor(int argc, char **argv) {
     check_libraries(&r);
     check_ranks(&r);
     doctor_check_devices(&r);
-    if (!json)
+    if (fix)
+        print_fixes(&r);
+    else if (!json)
         print_text(&r);
     else if (print_report_json(&r) != TM_OK)
         return tm_cmd_fail();

@@ -11,6 +11,7 @@ typedef struct check {
     verdict verdict;
     char value[256];
     const char *advice; /* NULL where all is well */
+    const char *fix;    /* a line of a shell that mends it; NULL: none does */
 } check;
 
 typedef struct report {
@@ -20,6 +21,7 @@ typedef struct report {
 
 /* `name` and `advice` are kept. */
 void doctor_add(report *r, const char *name, verdict v, const char *advice, const char *format, ...) TM_PRINTF(5, 6);
-void doctor_check_devices(report *r); /* doctor_device.c */
+void doctor_fix(report *r, const char *command); /* of the check before, unless all is well */
+void doctor_check_devices(report *r);            /* doctor_device.c */
 
 #endif

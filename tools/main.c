@@ -1,5 +1,9 @@
 /* The table of commands, and nothing else. */
+#include "tools/terms.h"
 #include "tools/tools.h"
+
+#include <stdio.h>
+#include <string.h>
 
 static const tm_command commands[] = {
     {"train", tm_cmd_train, "fine-tune a model whose parameters and Adam states lie on NVMe"},
@@ -23,12 +27,48 @@ static const tm_command commands[] = {
 
 static const char *const awake[] = {"generate", "chat", "bench generate"};
 
+/* Of ms-swift, LLaMA-Factory, axolotl, mlx-lm. */
+static const char *const others[][2] = {
+    {"sft", "tidemill train"},
+    {"pt", "tidemill train --objective.type pretrain"},
+    {"rlhf", "tidemill train --rlhf_type dpo"},
+    {"dpo", "tidemill train --rlhf_type dpo"},
+    {"lora", "tidemill train --tuner_type lora"},
+    {"finetune", "tidemill train"},
+    {"fine-tune", "tidemill train"},
+    {"infer", "tidemill generate, or chat"},
+    {"inference", "tidemill generate, or chat"},
+    {"merge", "tidemill export ADAPTER OUT --merge-adapter"},
+    {"merge-lora", "tidemill export ADAPTER OUT --merge-adapter"},
+    {"fuse", "tidemill export ADAPTER OUT --merge-adapter"},
+    {"quantize", "tidemill export MODEL OUT --dtype q4_k_m"},
+    {"evaluate", "tidemill eval"},
+    {"preprocess", "tidemill data, which shows what the model will see; train prepares it by itself"},
+    {"estimate", "tidemill plan"},
+    {NULL, NULL},
+};
+
+/* `help terms [WORD]`, or a term by itself. */
+static bool explain(int argc, char **argv) {
+    if (strcmp(argv[0], "terms") != 0) {
+        for (size_t i = 0; i < TM_COUNT(commands); i++)
+            if (!strcmp(argv[0], commands[i].name)) return false;
+        return tm_terms_print(argv[0]);
+    }
+    if (tm_terms_print(argc > 1 ? argv[1] : NULL)) return true;
+    printf("no term has the word '%s'; 'tidemill help terms' lists them\n", argv[1]);
+    return true;
+}
+
 int main(int argc, char **argv) {
     const tm_program tidemill = {
         .name = "tidemill",
         .about = "Fine-tunes language models that are larger than memory: parameters and Adam states lie in files.",
         .commands = commands,
         .n_commands = TM_COUNT(commands),
+        .help = explain,
+        .version = tm_cmd_version,
+        .others = others,
         .awake = awake,
         .n_awake = TM_COUNT(awake)};
     return tm_program_run(&tidemill, argc, argv);

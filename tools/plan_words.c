@@ -42,4 +42,5 @@ void tm_plan_words(const tm_plan_report *r) {
         printf("  weight_hi: weights as they are computed with; weight_lo: what they lack of fp32, for the update\n");
     printf("  padding: rows of a micro-batch are filled up to its longest; that is computed and learns nothing\n");
     printf("  wear: what is written to the drives; they are made for so many terabytes in all (TBW)\n");
+    printf("  'tidemill help terms' explains every word\n");
 }

@@ -13,10 +13,16 @@ static void print_help(const tm_program *p, FILE *f) {
     for (size_t i = 0; i < p->n_commands; i++)
         fprintf(f, "  %-10s%s%s\n", p->commands[i].name, p->commands[i].help,
                 p->commands[i].run ? "" : " (not in this version yet)");
-    fprintf(f, "\n'%s COMMAND --help' explains one command; '%s --version' prints the version.\n", p->name, p->name);
+    fprintf(f, "\n'%s help COMMAND' explains one command%s; '%s --version' prints the version.\n", p->name,
+            p->help ? ", 'help terms' every word" : "", p->name);
 }
 
 static int unknown_command(const tm_program *p, const char *name) {
+    for (const char *const(*o)[2] = p->others; o && (*o)[0]; o++)
+        if (!strcmp((*o)[0], name)) {
+            fprintf(stderr, "%s: unknown command '%s'; here it is: %s\n", p->name, name, (*o)[1]);
+            return TM_EXIT_INPUT;
+        }
     const char *near = tm_cli_suggest(name, p->commands, p->n_commands, sizeof *p->commands);
     if (near)
         fprintf(stderr, "%s: unknown command '%s'; did you mean '%s'?\n", p->name, name, near);
@@ -36,10 +42,25 @@ static int run_command(const tm_program *p, const char *name, int argc, char **a
     return TM_EXIT_INPUT;
 }
 
-/* `tidemill help train` */
-static int help_of(const tm_program *p, const char *name) {
-    char *arguments[] = {(char *)(uintptr_t)name, (char *)(uintptr_t) "--help", NULL};
-    return run_command(p, name, 2, arguments);
+/* `tidemill help train`, `tidemill help terms` */
+static int help_of(const tm_program *p, int argc, char **argv) {
+    char *arguments[] = {argv[0], (char *)(uintptr_t) "--help", NULL};
+    if (p->help && p->help(argc, argv)) return TM_EXIT_DONE;
+    return run_command(p, argv[0], 2, arguments);
+}
+
+static int print_version(const tm_program *p, bool json) {
+    tm_json_writer w;
+    if (!json) {
+        printf("%s %s\n", p->name, TIDEMILL_VERSION);
+        return TM_EXIT_DONE;
+    }
+    tm_cli_json(&w, 2);
+    tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
+    tm_jw_field_str(&w, "compiler", __VERSION__);
+    tm_status rc = p->version ? p->version(&w) : TM_OK;
+    if (rc == TM_OK) rc = tm_cli_print_json(&w);
+    return rc == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
 
 /* Results that did not reach stdout (a full disk, a closed pipe) must not look like success. Where nobody reads any more
@@ -87,14 +108,15 @@ int tm_program_run(const tm_program *p, int argc, char **argv) {
         print_help(p, stderr);
         return TM_EXIT_INPUT;
     }
-    if (!strcmp(first, "help") && argc > 2) return flushed(help_of(p, argv[2]));
+    if (!strcmp(first, "help") && argc > 2) return flushed(help_of(p, argc - 2, argv + 2));
     if (!strcmp(first, "--help") || !strcmp(first, "-h") || !strcmp(first, "help")) {
         print_help(p, stdout);
         return flushed(TM_EXIT_DONE);
     }
     if (!strcmp(first, "--version") || !strcmp(first, "-V")) {
-        printf("%s %s\n", p->name, TIDEMILL_VERSION);
-        return flushed(TM_EXIT_DONE);
+        if (argc > 2 && (argc > 3 || strcmp(argv[2], "--json") != 0))
+            return tm_cli_wrong("--version", "unexpected argument '%s'; there is --json", argv[argc > 3 ? 3 : 2]);
+        return flushed(print_version(p, argc > 2));
     }
     return flushed(run_command(p, first, argc - 1, argv + 1));
 }

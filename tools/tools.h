@@ -46,11 +46,17 @@ typedef struct tm_program {
     size_t n_commands;
     const char *const *awake; /* [n_awake] "bench generate": its threads wait awake between many short kernels */
     size_t n_awake;
+    /* `help WORD` of what is no command: NULL, or false: there is no such topic. */
+    bool (*help)(int argc, char **argv);
+    tm_status (*version)(tm_json_writer *w); /* more of `--version --json`, or NULL */
+    /* What people type who know other programs, and what to say: pairs, NULL behind the last; or NULL. */
+    const char *const (*others)[2];
 } tm_program;
 /* main: runs the command that argv names; help, version, unknown commands. Returns the exit status. */
 int tm_program_run(const tm_program *p, int argc, char **argv);
 extern const char *tm_cli_program; /* what help and messages call the program: "tidemill" */
 
+tm_status tm_cmd_version(tm_json_writer *w); /* doctor.c: what a report of a defect should say */
 int tm_cmd_train(int argc, char **argv);
 int tm_cmd_plan(int argc, char **argv);
 int tm_cmd_data(int argc, char **argv);

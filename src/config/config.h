@@ -320,6 +320,8 @@ bool tm_config_is_key(const char *path);                /* in either spelling; '
  * key in data, memory, objective, adapter or quantization the last name is enough. Appends "--key=value", which counts
  * as one of tm_config_opts.set. Not a key: *is_key is false. TM_EINPUT: its value is missing. */
 TM_MUST_USE tm_status tm_config_option(int argc, const char *const *argv, int *at, tm_buf *out, bool *is_key);
+/* What to do instead of giving such a key, where that is none; or NULL. */
+const char *tm_config_hint(const char *key);
 /* The key that was probably meant, or NULL. */
 const char *tm_config_suggest(const char *name);
 /* Appends every key with its type, default and meaning, for --keys and the documentation. */

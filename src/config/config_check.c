@@ -111,21 +111,8 @@ static void check_ignored(const cfg_state *s, const schema_row *row, const cfg_v
     tm_warn_once(v->spelled, "%s: \"%s\" has no effect here: %s", cfg_where(v, w, sizeof w), v->spelled, reason);
 }
 
-/* "1G" may mean either. */
-static const char *size_hint(const schema_row *row, const tm_json *n, char *buf, size_t cap) {
-    size_t digits = n->type == TM_JSON_STRING ? strspn(n->text, "0123456789.") : 0;
-    const char *unit = digits ? n->text + digits : "";
-    buf[0] = 0;
-    if (row->types & T_SIZE && digits < 24 && strlen(unit) == 1 && strchr("kKmMgGtT", *unit)) {
-        char binary = (char)(*unit & ~32), decimal = binary == 'K' ? 'k' : binary;
-        int d = (int)digits;
-        snprintf(buf, cap, "; write %.*s%ciB or %.*s%cB", d, n->text, binary, d, n->text, decimal);
-    }
-    return buf;
-}
-
 void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v) {
-    char w[256], shown[256], expects[512], hint[96];
+    char w[256], shown[256], expects[512];
     const tm_json *n = v->node;
     cfg_where(v, w, sizeof w);
     if (row->kind == K_IGNORED) {
@@ -136,8 +123,8 @@ void cfg_check_value(cfg_state *s, const schema_row *row, const cfg_value *v) {
     } else if (row->kind == K_REFUSED) {
         if (!cfg_is_off(n)) cfg_unsupported(s, v, "\"%s\" is refused: %s", v->spelled, row->help);
     } else if (!cfg_type_fits(row, n)) {
-        cfg_wrong(s, v, "\"%s\" must be %s, not %s%s", v->spelled, schema_expects(row, expects, sizeof expects),
-                  cfg_show_node(n, shown, sizeof shown), size_hint(row, n, hint, sizeof hint));
+        cfg_wrong(s, v, "\"%s\" must be %s, not %s", v->spelled, schema_expects(row, expects, sizeof expects),
+                  cfg_show_node(n, shown, sizeof shown));
     } else if (row->types & T_ENUM && n->type == TM_JSON_STRING && !(row->types & T_AUTO && tm_json_is(n, "auto"))) {
         if (schema_choice(row, n->text, n->len) < 0) wrong_choice(s, row, v);
     } else {

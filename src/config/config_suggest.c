@@ -139,36 +139,73 @@ static const schema_row *of_same_words(const char *key) {
 static const struct other_names {
     const char *row, *keys; /* keys: separated by blanks */
 } others[] = {
-    {"per_device_train_batch_size", "batch_size train_batch micro_batch"},
-    {"gradient_accumulation_steps", "grad_accum accumulate_grad_batches grad_accumulation_steps accumulation_steps"},
-    {"num_train_epochs", "epoch epochs max_epochs"},
-    {"max_steps", "steps iters num_steps max_iters max_train_steps"},
-    {"learning_rate", "lr"},
-    {"weight_decay", "wd"},
+    {"per_device_train_batch_size", "batch_size train_batch micro_batch bs batchsize batch train_batch_size_per_gpu"},
+    {"gradient_accumulation_steps", "grad_accum accumulate_grad_batches grad_accumulation_steps accumulation_steps ga"},
+    {"num_train_epochs", "epoch epochs max_epochs n_epochs num_train_epoch"},
+    {"max_steps", "steps iters num_steps max_iters max_train_steps num_iterations total_steps train_steps"},
+    {"learning_rate", "lr max_lr base_lr"},
+    {"weight_decay", "wd decay"},
     {"adam_beta1", "beta1"},
     {"adam_beta2", "beta2"},
     {"adam_epsilon", "eps"},
-    {"max_grad_norm", "clip_grad grad_clip gradient_clip_val"},
-    {"lr_scheduler_type", "scheduler_type"},
-    {"warmup_steps", "warmup num_warmup_steps"},
-    {"model", "model_path model_id pretrained_model_name_or_path"},
-    {"precision", "dtype mixed_precision"},
+    {"max_grad_norm", "clip_grad grad_clip gradient_clip_val clip_norm grad_clip_norm max_norm"},
+    {"lr_scheduler_type", "scheduler_type lr_schedule schedule lr_decay_style"},
+    {"warmup_steps", "warmup num_warmup_steps lr_warmup_steps warmup_iters"},
+    {"optim", "optimizer_type optimizer_name"},
+    {"model", "model_path model_id pretrained_model_name_or_path model_dir checkpoint_path base"},
+    {"tokenizer", "tokenizer_path"},
+    {"precision", "dtype mixed_precision compute_dtype"},
     {"bf16", "use_bf16"},
     {"fp16", "use_fp16 half_precision"},
-    {"data.train", "train_data train_path data_path dataset_path"},
-    {"data.eval", "eval_file eval_data"},
-    {"data.seq_len", "max_len sequence_length context_length"},
-    {"output_dir", "output save_dir output_path"},
-    {"save_steps", "checkpoint_steps checkpoint_interval"},
-    {"seed", "random_seed"},
+    {"data.train", "train_data train_path data_path dataset_path train_dataset train_files"},
+    {"data.eval", "eval_file eval_data eval_path valid_file valid_data validation_data test_file dev_file"},
+    {"data.seq_len", "max_len sequence_length context_length max_tokens model_max_length n_ctx seq_length maxlen"},
+    {"data.columns", "column_mapping field_mapping dataset_columns"},
+    {"data.overlong", "truncation"},
+    {"output_dir", "output save_dir output_path out_dir out save_path adapter_path"},
+    {"save_steps", "checkpoint_steps checkpoint_interval checkpointing_steps save_every save_interval"},
+    {"eval_steps", "val_steps validation_steps eval_every eval_interval steps_per_eval val_check_interval"},
+    {"logging_steps", "log_steps log_every log_interval steps_per_report log_freq"},
+    {"seed", "random_seed random_state"},
     {"adapter", "peft lora peft_type peft_config lora_config"},
-    {"quantization", "quantization_config"},
+    {"adapter.r", "rank lora_dim"},
+    {"adapter.path", "resume_adapter_file lora_weights lora_path peft_model"},
+    {"adapter.layers_to_transform", "lora_layers num_layers"},
+    {"tuner_type", "fine_tune_type method peft_method training_type sft_type"},
+    {"objective.type", "task algorithm objective_type trainer_type"},
+    {"objective.loss_type", "loss dpo_loss"},
+    {"objective.reference", "reference_model"},
+    {"quantization", "quantization_config bnb_config"},
+    {"quant_bits", "bits load_4bit use_4bit"},
+    {"gradient_checkpointing", "grad_checkpoint use_gradient_checkpointing activation_checkpoint recompute"},
     {"strategy",
      "parallel_method parallel_strategy distributed_strategy distributed_backend distributed_type parallelism zero3"},
-    {"memory.host_budget", "ram max_memory memory_budget memory_limit cpu_memory"},
-    {"memory.device_budget", "gpu_memory vram"},
+    {"memory.host_budget", "ram max_memory memory_budget memory_limit cpu_memory host_memory"},
+    {"memory.device", "gpu cuda device_map"},
+    {"memory.device_budget", "gpu_memory vram gpu_memory_utilization"},
     {"zero_optimization.offload_optimizer.nvme_path", "offload_dir offload_path offload_folder swap_dir"},
 };
+
+/* What is said in another way than by a key. */
+static const struct hint {
+    const char *keys, *says;
+} hints[] = {
+    {"num_gpus n_gpus gpus nproc_per_node nproc num_processes num_machines num_nodes nnodes world_size",
+     "a launcher starts the ranks: mpirun -n N tidemill train ..."},
+    {"resume resume_from resume_training", "resuming is said on the command line: --resume auto|never|DIR"},
+    {"prompt_template prompt_style conversation_template chat_format", "the model's own chat template is used"},
+    {"hf_token hub_token token", "nothing is downloaded; models of the hub are looked up in your cache"},
+    {"flash_attention_2 use_flash_attention_2 use_flash_attention", "attention is always tiled; leave it out"},
+    {"mask_prompt", "answers alone are learned; \"data.train_on_inputs\" learns all"},
+};
+
+const char *tm_config_hint(const char *key) {
+    size_t n = strlen(key);
+    for (size_t i = 0; i < TM_COUNT(hints); i++)
+        for (const char *at = hints[i].keys; *at; at += strcspn(at, " "), at += *at == ' ')
+            if (strcspn(at, " ") == n && !strncasecmp(at, key, n)) return hints[i].says;
+    return NULL;
+}
 
 static const char *by_other_name(const char *key) {
     size_t n = strlen(key);
@@ -192,6 +229,7 @@ tm_status config_suggest_key(tm_buf *out, const char *section, const char *key) 
         return tm_buf_printf(out, "; it belongs under \"%.*s\"", (int)under - 1, row->path);
     }
     if (other) return tm_buf_printf(out, "; did you mean \"%s\"?", other);
+    if (tm_config_hint(key)) return tm_buf_printf(out, "; %s", tm_config_hint(key));
     row = nearest(section, key, 4); /* a slip of the pen */
     if (row) return tm_buf_printf(out, "; did you mean \"%s\"?", leaf_of(row));
     row = of_same_words(key);

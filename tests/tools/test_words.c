@@ -106,6 +106,36 @@ static void models_of_a_hub(void **state) {
     for (size_t i = 0; i < TM_COUNT(names_of_a_hub); i++) words_check(&names_of_a_hub[i]);
 }
 
+/* What helps. */
+static const words_row helps[] = {
+    {"$T help train; $T train --help", 0, {"usage: tidemill train", "--KEY VALUE"}},
+    {"$T help terms",
+     0,
+     {"A plan\n", "  weight_hi, weight_lo\n    a weight as it computes (bf16)", "  update U\n", "  wear\n", "padding\n"},
+     "`"},
+    {"$T help terms slot", 0, {"  slot\n    one of the (usually two) places of an extent"}, "  frame"},
+    {"$T help spill", 0, {"activations keep, spill, recompute"}},
+    {"$T help terms xyzzy", 0, {"no term has the word 'xyzzy'"}},
+    {"$T help xyzzy", 2, {"unknown command 'xyzzy'"}, NULL, 1},
+    {"$T sft --model m", 2, {"unknown command 'sft'; here it is: tidemill train"}, NULL, 1},
+    {"$T merge-lora", 2, {"here it is: tidemill export ADAPTER OUT --merge-adapter"}, NULL, 1},
+    {"$T --version --json", 0, {"\"version\": \"", "\"compiler\"", "\"reads\": [", "\"instruction sets\""}},
+    {"$T --version --verbose", 2, {"unexpected argument '--verbose'; there is --json"}},
+    {"TIDEMILL_MODULES=/nowhere $T doctor --fix", 0, {"# several ranks: ", "\nsudo apt-get install -y"}, "  ok"},
+    {"cp $S/hardware/2x24gb.json there.json; $T plan --model $M --hardware 2x24gb --no-measure", 0, {"device "}},
+    {"$T train --num_gpus 2 --model m",
+     2,
+     {"unknown option '--num_gpus': a launcher starts the ranks: mpirun -n N"},
+     NULL,
+     1},
+    {"$T plan --model $M --host_budget 1G --no-measure | grep host", 0, {"1.00 GiB"}},
+};
+
+static void help_where_it_is_looked_for(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(helps); i++) words_check(&helps[i]);
+}
+
 static void options_of_keys(void **state) {
     (void)state;
     for (size_t i = 0; i < TM_COUNT(options); i++) words_check(&options[i]);
@@ -114,6 +144,7 @@ static void options_of_keys(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_of_keys),
+        cmocka_unit_test(help_where_it_is_looked_for),
         cmocka_unit_test(models_of_a_hub),
     };
     words_begin();

@@ -1,0 +1,10 @@
+# tm_glossary(FILE OUT): the lines of FILE as C, for `tidemill help terms`.
+function(tm_glossary file out)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} text)
+  string(REPLACE "\\" "\\\\" text "${text}")
+  string(REPLACE "\"" "\\\"" text "${text}")
+  string(REPLACE "\n" "\",\n    \"" text "${text}")
+  set(text "/* Made of docs/GLOSSARY.md. */\nextern const char *const tm_glossary[];\nconst char *const tm_glossary[] = {\n    \"${text}\",\n    0};\n")
+  file(GENERATE OUTPUT ${out} CONTENT "${text}")
+endfunction()
