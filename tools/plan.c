@@ -1,6 +1,7 @@
 /* tidemill plan */
 #include "tools/advice.h"
 #include "tools/plan.h"
+#include "tools/plan_table.h"
 #include "tools/plan_words.h"
 #include "tools/tools.h"
 
@@ -344,6 +345,7 @@ int tm_cmd_plan(int argc, char **argv) {
     tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
     tm_opt_list hardware_sets = {.value = set_hardware, .cap = TM_COUNT(set_hardware)};
     tm_plan_args a = {.hardware = NULL};
+    const char *method = NULL, *chart = NULL;
     bool json = false, advise = false;
     const tm_opt opts[] = {
         TM_CONFIG_OPTION(&config),
@@ -353,6 +355,11 @@ int tm_cmd_plan(int argc, char **argv) {
                   "override one key of that file (nodes, host_memory, gpu.count, disk.count, ..); may be repeated"),
         TM_OPTION("save-hardware", TM_OPT_STRING, &a.save_hardware, "HW.json",
                   "write what was measured here as such a file, to plan elsewhere or with more of something"),
+        TM_OPTION(
+            "method", TM_OPT_STRING, &method, "NAME,..",
+            "full, lora, dora, qlora, dpo, ..: methods and budgets side by side; all without it, where there is no "
+            "configuration"),
+        TM_OPTION("chart", TM_OPT_STRING, &chart, "FILE.svg", "of that table: memory against seconds a step"),
         TM_FLAG("no-measure", &a.no_measure, "do not time operations that the profile lacks"),
         TM_OPTION("tbw", TM_OPT_DOUBLE, &a.tbw, "TB", "terabytes that may be written to the disk over its life"),
         TM_OPTION("timeline", TM_OPT_STRING, &a.timeline, "FILE", "draw the simulated step (.svg or .html)"),
@@ -367,8 +374,12 @@ int tm_cmd_plan(int argc, char **argv) {
                  "only the model's config.json; where data and tokenizer are there, the rows' lengths count, else "
                  "data.seq_len. "
                  "The first time it times the model's operations on this machine for a few seconds and remembers them. "
-                 "Exit 2: it cannot fit, with the smallest change that fits.",
-        .example = "tidemill plan config.json --set memory.host_budget=1GiB\n"
+                 "Exit 2: it cannot fit, with the smallest change that fits. Without a configuration: what each method "
+                 "would "
+                 "take of memory, seconds and disk.",
+        .example = "tidemill plan --model DIR\n"
+                   "tidemill plan --model DIR --method lora,qlora --chart memory.svg\n"
+                   "tidemill plan config.json --set memory.host_budget=1GiB\n"
                    "tidemill plan config.json --hardware hardware/2x24gb.json --set-hardware disk.count=2\n"
                    "tidemill plan config.json --save-hardware here.json\n"
                    "tidemill plan config.json --hardware hardware/8x80gb.json --set-hardware nodes=8 --advise",
@@ -394,5 +405,12 @@ int tm_cmd_plan(int argc, char **argv) {
         return tm_cli_wrong("plan", "--save-hardware writes what was measured here: not with --%s",
                             a.hardware ? "hardware" : "advise");
     tm_stop_catch();
+    bool table = method || chart ||
+                 (!config && !json && !advise && !a.timeline && !a.trace && !a.save_hardware &&
+                  !tm_plan_says_method(set, sets.count));
+    if (table && (advise || a.timeline || a.trace || a.save_hardware))
+        return tm_cli_wrong("plan", "--method and --chart are of a table of plans; --advise, --timeline, --trace and "
+                                    "--save-hardware are not");
+    if (table) return tm_plan_show_table(&a, method, chart, json);
     return advise ? tm_plan_show_advice(&a, json) : tm_plan_show(&a, json);
 }

@@ -18,7 +18,7 @@ static const words_row options[] = {
      "tail -qn1 a/log.jsonl b/log.jsonl | grep -o 'state_hash[^,}]*' | uniq -c",
      0,
      {"2 state_hash"}},
-    {"$T plan --model $M --seq_len 64 --no-measure | head -1", 0, {"x 1 x 64 tokens"}},
+    {"$T plan --model $M --seq_len 64 --tuner_type full --no-measure | head -1", 0, {"x 1 x 64 tokens"}},
     {"$T data --model $M --dataset $D $D#10 --samples 0", 0, {"1510 samples"}},
     {"head -4 $P >p.jsonl; $T eval --model $M --data p.jsonl --objective.type simpo --seq-len 64 --beta 3 --json",
      0,
@@ -79,7 +79,7 @@ static const words_row names_of_a_hub[] = {
      0,
      {"Model-2___5"}},
     {"mkdir -p home/.cache/modelscope/hub/Some; cp -r $M home/.cache/modelscope/hub/Some/Model; HOME=$PWD/home "
-     "HF_HUB_CACHE=/nowhere $T plan --model Some/Model --no-measure | head -1",
+     "HF_HUB_CACHE=/nowhere $T plan --model Some/Model --tuner_type full --no-measure | head -1",
      0,
      {"1.0 M parameters"}},
     /* what is here counts before what is there */
@@ -111,7 +111,8 @@ static const words_row helps[] = {
     {"$T help train; $T train --help", 0, {"usage: tidemill train", "--KEY VALUE"}},
     {"$T help terms",
      0,
-     {"A plan\n", "  weight_hi, weight_lo\n    a weight as it computes (bf16)", "  update U\n", "  wear\n", "padding\n"},
+     {"A plan\n", "  weight_hi, weight_lo\n    a weight as it computes (bf16)", "  update U\n", "  wear\n",
+      "padding\n"},
      "`"},
     {"$T help terms slot", 0, {"  slot\n    one of the (usually two) places of an extent"}, "  frame"},
     {"$T help spill", 0, {"activations keep, spill, recompute"}},
@@ -122,14 +123,54 @@ static const words_row helps[] = {
     {"$T --version --json", 0, {"\"version\": \"", "\"compiler\"", "\"reads\": [", "\"instruction sets\""}},
     {"$T --version --verbose", 2, {"unexpected argument '--verbose'; there is --json"}},
     {"TIDEMILL_MODULES=/nowhere $T doctor --fix", 0, {"# several ranks: ", "\nsudo apt-get install -y"}, "  ok"},
-    {"cp $S/hardware/2x24gb.json there.json; $T plan --model $M --hardware 2x24gb --no-measure", 0, {"device "}},
+    {"cp $S/hardware/2x24gb.json there.json; $T plan --model $M --tuner_type full --hardware 2x24gb --no-measure",
+     0,
+     {"device "}},
     {"$T train --num_gpus 2 --model m",
      2,
      {"unknown option '--num_gpus': a launcher starts the ranks: mpirun -n N"},
      NULL,
      1},
-    {"$T plan --model $M --host_budget 1G --no-measure | grep host", 0, {"1.00 GiB"}},
+    {"$T plan --model $M --tuner_type full --host_budget 1G --no-measure | grep host", 0, {"1.00 GiB"}},
 };
+
+/* Will it fit, without a configuration. */
+static const words_row tables[] = {
+    {"$T plan --model $M --seq_len 64 --no-measure",
+     0,
+     {"full ", "qlora ", " (least) ", "s/step", "next: tidemill new --model"}},
+    {"$T plan --model $M --seq_len 64 --method lora,dpo --chart c.svg --no-measure && grep -c '<polyline' c.svg && "
+     "grep '<title>dpo: ' c.svg",
+     0,
+     {"lora ", "dpo ", "\n2\n"},
+     "qlora"},
+    {"$T plan --model $M --seq_len 64 --method full --no-measure --json",
+     0,
+     {"\"method\": \"full\"", "\"minimum_host_bytes\": ", "\"budgets\": [{"}},
+    {"$T plan --model $M --seq_len 64 --tuner_type full --no-measure --json", 0, {"\"fits\": true"}},
+    {"$T plan --model $M --method loar", 2, {"unknown method 'loar'; did you mean 'lora'?"}, NULL, 1},
+    {"$T plan --model nowhere", 2, {"nowhere: there is no such model folder"}, NULL, 1},
+    {"$T plan --model $M --method lora --advise", 2, {"--advise"}, NULL, 1},
+};
+
+/* The least of the table is the least with which `train` starts, to the byte. */
+static void the_least_is_trains(void **state) {
+    (void)state;
+    words_check(&(words_row){
+        "l=$($T plan --model $M --seq_len 64 --dataset $D --method lora --no-measure --json | sed "
+        "'s/.*\"minimum_host_bytes\": \\([0-9]*\\).*/\\1/'); "
+        "a=\"--model $M --dataset $D --seq_len 64 --tuner_type lora --max_steps 1 --quiet --output_dir o\"; "
+        "$T train $a --host_budget $l && $T train $a --resume never --host_budget $((l - 1))",
+        2,
+        {"is too small: this job needs at least"},
+        NULL,
+        1});
+}
+
+static void tables_of_methods(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(tables); i++) words_check(&tables[i]);
+}
 
 static void help_where_it_is_looked_for(void **state) {
     (void)state;
@@ -143,8 +184,8 @@ static void options_of_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_of_keys),
-        cmocka_unit_test(help_where_it_is_looked_for),
+        cmocka_unit_test(options_of_keys),     cmocka_unit_test(tables_of_methods),
+        cmocka_unit_test(the_least_is_trains), cmocka_unit_test(help_where_it_is_looked_for),
         cmocka_unit_test(models_of_a_hub),
     };
     words_begin();

@@ -1,0 +1,38 @@
+/* tidemill plan without a configuration: methods and budgets side by side, and a chart of memory against seconds. */
+#ifndef TIDEMILL_TOOLS_PLAN_TABLE_H
+#define TIDEMILL_TOOLS_PLAN_TABLE_H
+
+#include "planner/planner.h"
+#include "tools/methods.h"
+
+enum { TM_TABLE_METHODS = 16, TM_TABLE_BUDGETS = 6 };
+typedef struct tm_table_cell {
+    uint64_t budget, peak; /* bytes of host memory; budget 0: the cell is empty */
+    double seconds, tokens_per_second;
+    uint64_t disk, read, written; /* bytes; the last two a step */
+} tm_table_cell;
+typedef struct tm_table_row {
+    const tm_method *method; /* NULL: as the options say */
+    uint64_t least;          /* host memory; 0: it was refused */
+    char why[2048];          /* then */
+    uint64_t parameters, learning;
+    tm_table_cell cell[TM_TABLE_BUDGETS];
+    unsigned n;
+} tm_table_row;
+typedef struct tm_table {
+    tm_table_row row[TM_TABLE_METHODS];
+    unsigned n;
+    uint64_t memory; /* of this machine, or of the hardware file's: what a budget may be */
+} tm_table;
+
+const char *tm_table_name(const tm_table_row *row);
+/* Plans all of it and prints; `methods`: names with commas, or NULL; `chart`: an SVG file to write, or NULL. The exit status. */
+int tm_plan_show_table(const tm_plan_args *args, const char *methods, const char *chart, bool json);
+/* What learns, or how, is said by these options. */
+bool tm_plan_says_method(const char *const *set, size_t n);
+
+/* plan_chart.c: memory against seconds a step, both by powers. */
+void tm_chart_print(const tm_table *t);
+tm_status tm_chart_draw(const tm_table *t, const char *path) TM_MUST_USE;
+
+#endif
