@@ -6,6 +6,7 @@
 #include <string.h>
 
 static const tm_command commands[] = {
+    {"new", tm_cmd_new, "write a configuration: asks four things, looks at the machine, plans it"},
     {"train", tm_cmd_train, "fine-tune a model whose parameters and Adam states lie on NVMe"},
     {"plan", tm_cmd_plan, "say what a training run would need and how long a step takes, without starting it"},
     {"data", tm_cmd_data, "show what the model will see of the data: counts, lengths, what is left out, samples"},

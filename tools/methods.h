@@ -1,4 +1,4 @@
-/* Ways of training that people name by one word: `plan --method`, `new`, examples/templates. */
+/* Ways of training that people name by one word, as `plan --method` compares them. examples/templates has a file for each. */
 #ifndef TIDEMILL_TOOLS_METHODS_H
 #define TIDEMILL_TOOLS_METHODS_H
 
@@ -6,9 +6,8 @@
 
 enum { TM_METHOD_SETTINGS = 6 };
 typedef struct tm_method {
-    const char *name, *what;
+    const char *name;
     const char *set[TM_METHOD_SETTINGS]; /* key=value, up to a NULL: what is the method, over all defaults */
-    const char *data;                    /* what a sample is */
     bool compared;                       /* in the table of `plan` without one */
 } tm_method;
 extern const tm_method tm_methods[];

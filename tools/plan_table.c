@@ -63,7 +63,7 @@ static uint64_t next_budget(uint64_t bytes) {
 }
 
 /* From the least upwards, until a budget is more than the step has use for, or than there is. */
-static tm_status fill_row(asking *a, const tm_table *t, tm_table_row *row) {
+static tm_status fill_row(asking *a, uint64_t memory, tm_table_row *row) {
     tm_plan_report r;
     tm_status rc = ask(a, row->method, 1, &r);
     if (rc == TM_OK) rc = TM_EBUDGET; /* cannot be: a byte is no budget */
@@ -78,7 +78,7 @@ static tm_status fill_row(asking *a, const tm_table *t, tm_table_row *row) {
     row->parameters = r.parameters;
     row->learning = r.learning;
     for (uint64_t budget = row->least; row->n < TM_TABLE_BUDGETS; budget = next_budget(budget)) {
-        if (row->n > 0 && budget > t->memory) return TM_OK;
+        if (row->n > 0 && budget > memory) return TM_OK;
         rc = ask(a, row->method, budget, &r);
         if (rc == TM_EBUDGET) {
             snprintf(row->why, sizeof row->why, "%s", tm_error_get()->text);
@@ -91,6 +91,16 @@ static tm_status fill_row(asking *a, const tm_table *t, tm_table_row *row) {
         if (row->n > 1 && r.host_peak_bytes <= row->cell[row->n - 2].peak) return TM_OK;
     }
     return TM_OK;
+}
+
+tm_status tm_table_fill(const tm_plan_args *args, uint64_t memory, tm_table_row *row) {
+    static asking a;
+    a = (asking){.args = args};
+    return fill_row(&a, memory, row);
+}
+
+uint64_t tm_table_memory(const tm_plan_args *args) {
+    return args->hardware ? UINT64_MAX : tm_mem_available_bytes() / 5 * 4;
 }
 
 static int take_methods(tm_table *t, const char *names, bool as_said) {
@@ -123,8 +133,7 @@ static void print_cell(const tm_table_row *row, unsigned i, bool best) {
            tm_format_size(x->written, d, sizeof d));
 }
 
-/* The least memory with which a step takes at most a tenth longer than the fastest. */
-static unsigned best_of(const tm_table_row *row) {
+unsigned tm_table_best(const tm_table_row *row) {
     double fastest = row->cell[0].seconds;
     for (unsigned i = 1; i < row->n; i++)
         if (row->cell[i].seconds < fastest) fastest = row->cell[i].seconds;
@@ -144,7 +153,7 @@ static void print_table(const tm_table *t, const char *model) {
            "read/step", "written/step");
     for (unsigned i = 0; i < t->n; i++) {
         const tm_table_row *row = &t->row[i];
-        for (unsigned k = 0; k < row->n; k++) print_cell(row, k, k == best_of(row));
+        for (unsigned k = 0; k < row->n; k++) print_cell(row, k, k == tm_table_best(row));
         if (!row->n) printf("  %-9s %s\n", tm_table_name(row), row->why);
     }
     printf("\nmemory: what --memory.host_budget would be; *: more memory saves less than a tenth of a step's time\n");
@@ -167,7 +176,7 @@ static void print_next(const tm_table *t, const tm_plan_args *args) {
         if (t->row[k].n && t->row[k].method && !strcmp(t->row[k].method->name, "lora")) i = k;
     if (i == t->n || !t->row[i].method) return;
     const tm_table_row *row = &t->row[i];
-    uint64_t budget = row->cell[best_of(row)].budget, mib = budget / TM_MIB;
+    uint64_t budget = row->cell[tm_table_best(row)].budget, mib = budget / TM_MIB;
     printf("next: tidemill new --model %s --data FILE --method %s --budget ", model_of(args), row->method->name);
     printf(budget % TM_MIB ? "%" PRIu64 "\n" : "%" PRIu64 "MiB\n", budget % TM_MIB ? budget : mib);
 }
@@ -207,14 +216,12 @@ static tm_status print_table_json(const tm_table *t) {
 
 int tm_plan_show_table(const tm_plan_args *args, const char *methods, const char *chart, bool json) {
     static tm_table t;
-    static asking a;
     bool any = false;
-    t = (tm_table){.memory = args->hardware ? UINT64_MAX : tm_mem_available_bytes() / 5 * 4};
-    a = (asking){.args = args};
+    t = (tm_table){.memory = tm_table_memory(args)};
     int rc = take_methods(&t, methods, !methods && tm_plan_says_method(args->train.set, args->train.n_set));
     if (rc >= 0) return rc;
     for (unsigned i = 0; i < t.n; i++) {
-        if (fill_row(&a, &t, &t.row[i]) != TM_OK) return tm_cmd_fail();
+        if (tm_table_fill(args, t.memory, &t.row[i]) != TM_OK) return tm_cmd_fail();
         any |= t.row[i].n > 0;
     }
     if (!any) { /* all for one reason, as a model that is not there */

@@ -28,6 +28,11 @@ typedef struct tm_table {
 const char *tm_table_name(const tm_table_row *row);
 /* Plans all of it and prints; `methods`: names with commas, or NULL; `chart`: an SVG file to write, or NULL. The exit status. */
 int tm_plan_show_table(const tm_plan_args *args, const char *methods, const char *chart, bool json);
+/* Plans `row` under budgets from the least up to `memory`. A refusal is in its `why`. */
+tm_status tm_table_fill(const tm_plan_args *args, uint64_t memory, tm_table_row *row) TM_MUST_USE;
+/* The cell with the least memory with which a step takes at most a tenth longer than the fastest. */
+unsigned tm_table_best(const tm_table_row *row);
+uint64_t tm_table_memory(const tm_plan_args *args); /* what a budget may be */
 /* What learns, or how, is said by these options. */
 bool tm_plan_says_method(const char *const *set, size_t n);
 

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-extern const char *const tm_glossary[]; /* the lines of docs/GLOSSARY.md, NULL behind the last (cmake/glossary.cmake) */
+extern const char *const tm_glossary[]; /* the lines of docs/GLOSSARY.md, NULL behind the last (cmake/embed.cmake) */
 
 enum { WIDTH = 96, INDENT = 4 };
 

@@ -57,6 +57,7 @@ int tm_program_run(const tm_program *p, int argc, char **argv);
 extern const char *tm_cli_program; /* what help and messages call the program: "tidemill" */
 
 tm_status tm_cmd_version(tm_json_writer *w); /* doctor.c: what a report of a defect should say */
+int tm_cmd_new(int argc, char **argv);
 int tm_cmd_train(int argc, char **argv);
 int tm_cmd_plan(int argc, char **argv);
 int tm_cmd_data(int argc, char **argv);
