@@ -220,6 +220,13 @@ tm_status tm_io_file_in_place(const char *path, bool direct, tm_io_file *out) {
     return TM_OK;
 }
 
+uint64_t tm_io_file_stamp(const tm_io_file *f) {
+    struct stat st;
+    if (io_sys_table->fstat(f->fd, &st) != 0) return 0;
+    uint64_t of[] = {(uint64_t)st.st_size, (uint64_t)st.st_mtim.tv_sec, (uint64_t)st.st_mtim.tv_nsec};
+    return tm_hash64(of, sizeof of, 0) | 1;
+}
+
 void tm_io_file_leave(tm_io_file *f) {
     if (f->name && f->fd >= 0) close(f->fd);
     *f = (tm_io_file){.fd = -1, .index = -1};

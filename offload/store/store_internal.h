@@ -10,6 +10,13 @@
 
 enum { NO_SLOT = 0xff };
 
+/* What is known of the bytes of an object that is not ours. A read is of the file as it was, or later, when it was asked for. */
+typedef struct frozen_sight {
+    uint64_t whole; /* stamp of the file when all pages were last checked; 0: never */
+    uint64_t asked; /* the same when the oldest read that is under way was asked for */
+    uint32_t under_way, visits;
+} frozen_sight;
+
 typedef struct state_extent {
     uint64_t offset;     /* of slot 0; slot 1 follows at + frame_bytes */
     uint64_t generation; /* of the latest write */
@@ -18,6 +25,7 @@ typedef struct state_extent {
     uint8_t path;
     uint8_t slot;      /* of the latest write, NO_SLOT: never written */
     uint8_t committed; /* slot that the last commit names, NO_SLOT: none */
+    frozen_sight sight;
 } state_extent;
 
 struct tm_store {

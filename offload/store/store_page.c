@@ -6,6 +6,7 @@
 enum {
     PAGES_A_LOOK = 16,    /* 0.1 ms: so often the disk is looked after while a read is checked */
     PAGES_FOR_A_TEAM = 8, /* of fewer a team begins and ends no sooner than one thread is done */
+    VISITS_FOR_ALL = 8,   /* so many reads check all pages of a file that nobody seems to have written to */
 };
 
 /* Identity goes in as the seed: the same bytes at another place or of another time do not pass. */
@@ -71,8 +72,8 @@ static void count_checksum(tm_store *s, uint64_t start_ns) {
     (void)__atomic_add_fetch(&s->checksum_ns, tm_now_ns() - start_ns, __ATOMIC_RELAXED);
 }
 
-static void count_checksummed(tm_store *s, const tm_object *o) {
-    (void)__atomic_add_fetch(&s->checksum_bytes, o->frame_bytes, __ATOMIC_RELAXED);
+static void count_checksummed(tm_store *s, uint64_t bytes) {
+    (void)__atomic_add_fetch(&s->checksum_bytes, bytes, __ATOMIC_RELAXED);
 }
 
 /* A core takes in some 10 GB/s of what is not in its caches: whoever has a team waits a part of that with all of it. */
@@ -88,7 +89,7 @@ static void hash_pages(tm_store *s, const store_target *t, const void *frame, bo
         for (uint32_t page = 0; page < pages; page++) sum[page] = page_hash(s, o, number, page, generation, frame);
         count_checksum(s, t0);
     }
-    count_checksummed(s, o);
+    count_checksummed(s, o->frame_bytes);
 }
 
 void store_seal(tm_store *s, const store_target *t, void *frame, bool team) {
@@ -124,6 +125,29 @@ void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_
     store_aim_write(s, t, frame, req);
 }
 
+static void ask_for_sight(frozen_sight *x, const tm_io_file *file) {
+    if (x->under_way++ == 0) x->asked = tm_io_file_stamp(file);
+}
+
+/* Which pages of a read are checked: those from `first` on, every step-th. */
+typedef struct page_choice {
+    uint32_t first, step;
+} page_choice;
+static page_choice choose_pages(const tm_store *s, const store_target *t) {
+    if (target_object(s, t)->kind != TM_KIND_FROZEN) return (page_choice){0, 1};
+    const frozen_sight *x = &s->extent[t->object].sight;
+    if (x->whole == 0 || x->whole != x->asked) return (page_choice){0, 1};
+    return (page_choice){x->visits % VISITS_FOR_ALL, VISITS_FOR_ALL};
+}
+
+static void note_sight(tm_store *s, const store_target *t) {
+    if (target_object(s, t)->kind != TM_KIND_FROZEN) return;
+    frozen_sight *x = &s->extent[t->object].sight;
+    TM_ASSERT(x->under_way > 0);
+    x->whole = x->asked;
+    x->under_way--, x->visits++;
+}
+
 tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm_io_req *req) {
     const tm_object *o = target_object(s, t);
     if (!(t->object & TM_TEMP_BIT) && s->extent[t->object].slot == NO_SLOT && o->kind != TM_KIND_FROZEN)
@@ -133,6 +157,7 @@ tm_status store_prepare_read(tm_store *s, const store_target *t, void *frame, tm
     aim_request(s, t, req);
     req->op = TM_IO_READ;
     req->buf = frame;
+    if (o->kind == TM_KIND_FROZEN) ask_for_sight(&s->extent[t->object].sight, &req->file);
     if (req->len < o->frame_bytes)
         memset((char *)frame + req->len, 0, o->frame_bytes - req->len); /* behind a file's end */
     return TM_OK;
@@ -165,16 +190,18 @@ tm_status store_check_read(tm_store *s, const store_target *t, const void *frame
     const tm_object *o = target_object(s, t);
     uint64_t generation;
     uint64_t *sum = expected_checksums(s, t, &generation);
-    uint32_t number = number_of(s, t->object);
+    uint32_t number = number_of(s, t->object), pages = pages_of(o->frame_bytes), checked = 0;
+    page_choice choice = choose_pages(s, t);
     uint64_t t0 = tm_now_ns();
-    for (uint32_t page = 0; page < pages_of(o->frame_bytes); page++) {
-        if (req && page % PAGES_A_LOOK == PAGES_A_LOOK - 1) tm_io_advance(s->io);
+    for (uint32_t page = choice.first; page < pages; page += choice.step) {
+        if (req && checked++ % PAGES_A_LOOK == PAGES_A_LOOK - 1) tm_io_advance(s->io);
         uint64_t seen = page_hash(s, o, number, page, generation, frame);
         if (seen == sum[page] || (s->alternate && sum[page] == 0) || is_first_sight(o, &sum[page], seen)) continue;
         return page_changed(s, t, req, page);
     }
+    note_sight(s, t);
     count_checksum(s, t0);
-    count_checksummed(s, o);
+    count_checksummed(s, o->frame_bytes / choice.step);
     return TM_OK;
 }
 
