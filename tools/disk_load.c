@@ -10,6 +10,9 @@
 #include <time.h>
 
 enum { LAYOUT_REQUEST = 1 << 20, LAYOUT_OUTSTANDING = 8, PAGE_BYTES = 64 << 10 };
+/* Of buffers, which take turns: a disk that fills the same few again and again fills a cache, and looks up to 1.4 times as fast as in
+ * training, where every page has its own place. */
+enum { COLD_BYTES = 128 << 20 };
 static const uint64_t pattern_key = 0x7469646500000000u; /* the low byte is the age's */
 
 typedef struct place { /* one folder */
@@ -59,8 +62,8 @@ static tm_status check_stopped(void) {
 typedef struct walk {
     uint64_t blocks, at[2], end[2], first[2]; /* [DISK_READ], [DISK_WRITE]: block numbers of this pass */
     uint64_t pass;
-    bool turn; /* mixed: the next one is a write */
-    unsigned out, n_idle, *idle;
+    bool turn;                                       /* mixed: the next one is a write */
+    unsigned out, n_idle, next_idle, n_slots, *idle; /* idle: a ring, from next_idle on */
     bool over, synced;
     uint64_t bytes[2], last_ns;
 } walk;
@@ -166,7 +169,7 @@ static bool wants_sync(const load_run *r, unsigned path) {
 }
 
 static void add_to_batch(load_run *r, walk *w, slot *s) {
-    w->n_idle--;
+    w->n_idle--, w->next_idle = (w->next_idle + 1) % w->n_slots;
     w->out++;
     r->batch[r->n_batch++] = &s->req;
 }
@@ -174,8 +177,8 @@ static void add_to_batch(load_run *r, walk *w, slot *s) {
 static void issue(load_run *r, unsigned path) {
     walk *w = &r->walk[path];
     if (!w->over && time_is_up(r)) w->over = true;
-    while (!w->over && w->n_idle) {
-        slot *s = &r->slots[w->idle[w->n_idle - 1]];
+    while (!w->over && w->n_idle && w->out < r->job->outstanding) {
+        slot *s = &r->slots[w->idle[w->next_idle]];
         if (next_request(r, path, s)) {
             add_to_batch(r, w, s);
         } else if (w->out) {
@@ -187,7 +190,7 @@ static void issue(load_run *r, unsigned path) {
         }
     }
     if (!wants_sync(r, path)) return;
-    slot *s = &r->slots[w->idle[w->n_idle - 1]];
+    slot *s = &r->slots[w->idle[w->next_idle]];
     s->req = (tm_io_req){.op = TM_IO_SYNC, .file = r->d->place[path].file, .buf = s->req.buf, .user = s};
     w->synced = true;
     add_to_batch(r, w, s);
@@ -207,7 +210,7 @@ static tm_status check_read(load_run *r, const slot *s) {
 static tm_status complete(load_run *r, slot *s) {
     walk *w = &r->walk[s->path];
     TM_TRY(tm_io_req_fail(&s->req));
-    w->idle[w->n_idle++] = (unsigned)(s - r->slots);
+    w->idle[(w->next_idle + w->n_idle++) % w->n_slots] = (unsigned)(s - r->slots);
     w->out--;
     w->last_ns = s->req.complete_ns;
     if (s->req.op == TM_IO_SYNC) return TM_OK;
@@ -282,8 +285,14 @@ static tm_status map_buffers(disk_load *d, const disk_load_job *job, unsigned n)
     return TM_OK;
 }
 
+/* Of each folder: more than are outstanding, where memory has room for that. */
+static unsigned slots_of(const disk_load *d, const disk_load_job *job) {
+    uint64_t room = tm_min_u64(COLD_BYTES, tm_mem_available_bytes() / 8), each = tm_round_up(job->request, 4096);
+    return (unsigned)tm_max_u64(job->outstanding, room / d->n / each);
+}
+
 static tm_status set_up_slots(load_run *r) {
-    unsigned per_path = r->job->outstanding, *idle = tm_calloc(r->n_slots, sizeof *idle);
+    unsigned per_path = r->n_slots / r->d->n, *idle = tm_calloc(r->n_slots, sizeof *idle);
     r->walk[0].idle = idle; /* freed through this one */
     r->slots = tm_calloc(r->n_slots, sizeof *r->slots);
     r->batch = tm_calloc(r->n_slots, sizeof(tm_io_req *));
@@ -292,6 +301,7 @@ static tm_status set_up_slots(load_run *r) {
     for (unsigned path = 0; path < r->d->n; path++) {
         walk *w = &r->walk[path];
         w->idle = idle + path * per_path;
+        w->n_slots = per_path;
         w->blocks = r->d->bytes / r->job->request;
         begin_pass(w, r->job->rw);
         for (unsigned i = 0; i < per_path; i++) {
@@ -389,7 +399,7 @@ static void read_result(const load_run *r, disk_load_result *out) {
 }
 
 tm_status disk_load_run(disk_load *d, const disk_load_job *job, disk_load_result *out) {
-    load_run r = {.d = d, .job = job, .n_slots = d->n * job->outstanding};
+    load_run r = {.d = d, .job = job, .n_slots = d->n * slots_of(d, job)};
     tm_status rc;
     *out = (disk_load_result){0};
     TM_GO(check_job(d, job));
