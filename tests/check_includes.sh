@@ -43,6 +43,7 @@ reference        planner session step job objective config data model comm kerne
 train            report reference planner session step job objective config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume adapter
 train/resume     train session step job objective config model data comm offload/plan offload/store optim io io/file io/run adapter
 infer            reference planner comm session step job objective config model data text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file adapter
+serve            infer session text text/tokenizer text/chat
 tools            *
 bench            tools data format device kernels io/file
 examples         *
@@ -56,6 +57,7 @@ utf8proc.h  text
 yaml.h      config
 zlib.h      data
 zstd.h      data
+microhttpd.h serve
 '
 
 files=$(find src io offload optim examples tests tools bench \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)
