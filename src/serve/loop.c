@@ -84,7 +84,7 @@ static tm_status add_part(loop *l, running *u, uint32_t i) {
                       .score_from = r->echo && r->logprobs && p->ids.n > 1 ? 1 : 0,
                       .take = take,
                       .ctx = &u->part[i]};
-    ask.sampling.seed = seed_of(u->job) + (uint64_t)i * r->answers;
+    ask.sampling.seed = seed_of(u->job) + (r->seed_given ? 0 : (uint64_t)i * r->answers);
     u->part[i] = (part){.run = u, .prompt = i, .left = ask.max_new_tokens ? r->answers : 1};
     TM_TRY(tm_engine_add(l->o->engine, &ask, &u->part[i].number));
     u->n_parts++;
@@ -167,7 +167,8 @@ static void cancel(loop *l, running *u) {
 
 /* What came of it in this step is handed on. */
 static void hand_on(loop *l, running *u) {
-    size_t bytes = u->job->request.stream ? u->out.len : serve_answer_bytes(u->answer);
+    bool stream = u->job->request.stream;
+    size_t bytes = stream ? serve_job_unread(l->o->queue, u->job) : serve_answer_bytes(u->answer);
     if (bytes > SERVE_ANSWER_BYTES)
         fail_with(u, 400, "the answer has grown beyond 8 MiB; ask for fewer tokens, answers or log-probabilities");
     if (u->failed || !u->begun || !u->out.len) return;
@@ -222,10 +223,11 @@ tm_status serve_loop(const serve_loop_opts *opts) {
     loop l = {.o = opts};
     tm_status rc = TM_OK;
     bool busy = false;
-    while (rc == TM_OK && !(l.stopping && !l.first)) {
+    while (rc == TM_OK) {
+        notice_signals(&l); /* first: what was put before it was closed is taken after it */
         take_jobs(&l, busy);
-        notice_signals(&l);
         look_after(&l);
+        if (l.stopping && !l.first) break;
         if (!l.first && !busy) continue;
         rc = tm_engine_step(opts->engine, &busy);
     }

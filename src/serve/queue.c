@@ -195,6 +195,13 @@ void serve_job_fail(serve_queue *q, serve_job *job) {
     unlock_and_wake(q, job, true);
 }
 
+size_t serve_job_unread(serve_queue *q, serve_job *job) {
+    lock(q);
+    size_t n = job->out.len - job->sent;
+    unlock(q);
+    return n;
+}
+
 bool serve_job_is_gone(serve_queue *q, serve_job *job) {
     lock(q);
     bool gone = job->gone;

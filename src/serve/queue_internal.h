@@ -64,7 +64,8 @@ void serve_job_leave(serve_queue *q, serve_job *job);   /* gone, unless it has e
 serve_job *serve_queue_take(serve_queue *q, unsigned wait_ms) TM_MUST_USE;
 /* Appends `bytes` (which is emptied) to the answer. `status` counts the first time. */
 tm_status serve_job_say(serve_queue *q, serve_job *job, int status, tm_buf *bytes, bool ended) TM_MUST_USE;
-void serve_job_fail(serve_queue *q, serve_job *job); /* ends it where nothing can be said */
+void serve_job_fail(serve_queue *q, serve_job *job);                 /* ends it where nothing can be said */
+size_t serve_job_unread(serve_queue *q, serve_job *job) TM_MUST_USE; /* bytes that its client has not been sent */
 bool serve_job_is_gone(serve_queue *q, serve_job *job) TM_MUST_USE;
 void serve_job_drop(serve_queue *q, serve_job *job);
 void serve_queue_stop(serve_queue *q); /* nothing is taken any more */

@@ -17,7 +17,7 @@
 
 enum {
     SERVE_BODY_BYTES = 2 << 20,
-    SERVE_TREE_BYTES = 24 << 20, /* of the body as a tree, while it is read */
+    SERVE_TREE_BYTES = 12 << 20, /* of the body as a tree, and of its messages, while they are read */
     SERVE_ANSWERS = 256,         /* prompts times n */
     SERVE_COMPLETION_TOKENS = 16 /* OpenAI's default of completions; chats go on to the end of the positions */
 };
