@@ -65,5 +65,5 @@ install(FILES ${CMAKE_BINARY_DIR}/tidemillConfig.cmake ${CMAKE_BINARY_DIR}/tidem
 install(FILES ${CMAKE_BINARY_DIR}/tidemill.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 # Machines that one may not have: `tidemill plan --hardware`.
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/hardware/ DESTINATION ${CMAKE_INSTALL_DATADIR}/tidemill/hardware
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/hardware/ DESTINATION ${CMAKE_INSTALL_DATADIR}/tidemill/hardware COMPONENT program
   FILES_MATCHING PATTERN "*.json" PATTERN "README.md")

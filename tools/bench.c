@@ -27,8 +27,20 @@ static int unknown(const char *name) {
     return tm_cli_wrong("bench", "nothing called '%s' can be measured", name);
 }
 
+static void describe_all(void) {
+    for (size_t i = 0; i < TM_COUNT(benches); i++) {
+        char name[32], *argv[] = {name, NULL};
+        snprintf(name, sizeof name, "bench %s", benches[i].name);
+        (void)benches[i].run(1, argv);
+    }
+}
+
 int tm_cmd_bench(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : NULL;
+    if (tm_cli_describing()) {
+        describe_all();
+        return TM_EXIT_DONE;
+    }
     if (!what) {
         print_help(stderr);
         return TM_EXIT_INPUT;

@@ -257,9 +257,29 @@ static int take_option(const tm_cli *cli, int argc, char **argv, int *at, bool *
     return set_option(o, argv[0], value);
 }
 
+static tm_cli_told *listener;
+static void *listener_ctx;
+
+bool tm_cli_describing(void) {
+    return listener != NULL;
+}
+
+void tm_cli_describe(const tm_command *c, const char *name, tm_cli_told *told, void *ctx) {
+    char *argv[] = {(char *)(uintptr_t)name, NULL};
+    if (!c->run) return;
+    listener = told;
+    listener_ctx = ctx;
+    (void)c->run(1, argv);
+    listener = NULL;
+}
+
 int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
     bool seen[MAX_OPTS] = {false}, only_positionals = false;
     int n = 0, rc = -1;
+    if (listener) {
+        listener(listener_ctx, argv[0], cli);
+        return TM_EXIT_DONE;
+    }
     TM_ASSERT(cli->n_opts <= MAX_OPTS);
     for (int i = 0; i < cli->max_positional; i++) cli->positional[i] = NULL;
     for (int i = 1; i < argc && rc < 0; i++) {

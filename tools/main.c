@@ -23,6 +23,8 @@ static const tm_command commands[] = {
     {"report", tm_cmd_report, "a page of what runs left: curves, planned beside found, where the seconds went"},
     {"inspect", tm_cmd_inspect, "show what a model folder, GGUF or safetensors file holds"},
     {"doctor", tm_cmd_doctor, "check this machine and say what to mend"},
+    {"completion", tm_cmd_completion, "what a shell needs to complete options and keys"},
+    {"man", tm_cmd_man, "the manual pages"},
     {"clean", tm_cmd_clean, "remove what dead runs left below an offload path"},
 };
 

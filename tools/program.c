@@ -90,8 +90,15 @@ static void set_waiting(const tm_program *p, int argc, char **argv) {
     if (!failed) (void)execv("/proc/self/exe", argv);
 }
 
+static const tm_program *running;
+
+const tm_program *tm_program_running(void) {
+    return running;
+}
+
 int tm_program_run(const tm_program *p, int argc, char **argv) {
     const char *first = argc > 1 ? argv[1] : NULL;
+    running = p;
     tm_cli_program = p->name;
     /* A file that may not grow (ulimit -f) is an error like a full disk, not the process's sudden end. */
     (void)signal(SIGXFSZ, SIG_IGN);

@@ -54,6 +54,7 @@ typedef struct tm_program {
 } tm_program;
 /* main: runs the command that argv names; help, version, unknown commands. Returns the exit status. */
 int tm_program_run(const tm_program *p, int argc, char **argv);
+const tm_program *tm_program_running(void); /* that of tm_program_run */
 extern const char *tm_cli_program; /* what help and messages call the program: "tidemill" */
 
 tm_status tm_cmd_version(tm_json_writer *w); /* doctor.c: what a report of a defect should say */
@@ -75,6 +76,8 @@ int tm_cmd_report(int argc, char **argv);
 int tm_cmd_inspect(int argc, char **argv);
 int tm_cmd_doctor(int argc, char **argv);
 int tm_cmd_clean(int argc, char **argv);
+int tm_cmd_completion(int argc, char **argv);
+int tm_cmd_man(int argc, char **argv);
 
 /* What `tidemill bench` measures (argv[0] is "bench io"). */
 int tm_bench_io(int argc, char **argv);
@@ -150,6 +153,11 @@ TM_MUST_USE int tm_cli_config(const char *command, const char **option, const ch
 /* A model by its name on a hub becomes where it lies in the user's caches (tm_hub_find); once a process for each. NULL
  * stays. */
 const char *tm_cmd_model(const char *name);
+/* Shows `c` being called as `name` without its being done: `told` gets its options (describe.c). A command that has no options
+ * of its own but others below it (bench) tells of each of these. */
+typedef void tm_cli_told(void *ctx, const char *name, const tm_cli *cli);
+void tm_cli_describe(const tm_command *c, const char *name, tm_cli_told *told, void *ctx);
+bool tm_cli_describing(void); /* for such a command: it is asked, and not to be done */
 /* Positionals that were given, after tm_cli_parse. Entries past the count are NULL. */
 int tm_cli_count(const tm_cli *cli);
 /* What --json prints is one object, one in a process: begun here; ended and printed on a line of its own there. */

@@ -324,6 +324,15 @@ TM_MUST_USE tm_status tm_config_option(int argc, const char *const *argv, int *a
 const char *tm_config_hint(const char *key);
 /* The key that was probably meant, or NULL. */
 const char *tm_config_suggest(const char *name);
+/* The i-th key of the table, other names and what is refused or without effect among them; false: there are no more. */
+typedef struct tm_config_key {
+    const char *path, *help;
+    const char *alias_of; /* another name of that key, which has the rest; NULL: not */
+    const char *choices;  /* "bf16=bfloat16|fp32": each with its synonyms; NULL: not one of some words */
+    const char *def;      /* NULL: none */
+    bool counts;          /* it means something here */
+} tm_config_key;
+bool tm_config_key_at(size_t i, tm_config_key *out);
 /* Appends every key with its type, default and meaning, for --keys and the documentation. */
 TM_MUST_USE tm_status tm_config_help(tm_buf *out);
 

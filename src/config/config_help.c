@@ -31,3 +31,15 @@ tm_status tm_config_help(tm_buf *out) {
     }
     return TM_OK;
 }
+
+bool tm_config_key_at(size_t i, tm_config_key *out) {
+    if (i >= schema_row_count) return false;
+    const schema_row *row = &schema_rows[i];
+    *out = (tm_config_key){.path = row->path,
+                           .help = row->help,
+                           .alias_of = row->alias_of,
+                           .choices = row->choices,
+                           .def = row->def,
+                           .counts = row->kind < K_IGNORED};
+    return true;
+}
