@@ -1,0 +1,19 @@
+#!/bin/sh
+# tools/package.sh [FOLDER]: a .deb that depends on Debian's libraries, and a tarball that runs from wherever it is unpacked, in
+# FOLDER (packages/). Only what they hold is built, in build-package/.
+set -eu
+cd "$(dirname "$0")/.."
+out=${1:-packages}
+mkdir -p "$out" build-package
+out=$(cd "$out" && pwd)
+tools/deps.sh ranks file dpkg-dev > /dev/null
+cmake --preset release -B build-package -DCMAKE_INSTALL_PREFIX=/usr -DTIDEMILL_FAULTS=OFF \
+    -DCMAKE_SKIP_INSTALL_ALL_DEPENDENCY=ON > build-package/configure.log 2>&1 || { cat build-package/configure.log; exit 1; }
+for target in pages changelog tidemill_mpi tidemill_cuda; do
+    cmake --build build-package --target help | grep -q "^$target:" || continue
+    tools/build.sh build-package $target
+done
+cd build-package
+cpack -B "$out" > cpack.log 2>&1 || { tail -n 30 cpack.log >&2; exit 1; }
+rm -rf "$out/_CPack_Packages"
+ls "$out"/*.deb "$out"/*.tar.gz
