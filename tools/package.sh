@@ -9,9 +9,11 @@ out=$(cd "$out" && pwd)
 tools/deps.sh ranks file dpkg-dev > /dev/null
 cmake --preset release -B build-package -DCMAKE_INSTALL_PREFIX=/usr -DTIDEMILL_FAULTS=OFF \
     -DCMAKE_SKIP_INSTALL_ALL_DEPENDENCY=ON > build-package/configure.log 2>&1 || { cat build-package/configure.log; exit 1; }
-for target in pages changelog tidemill_mpi tidemill_cuda; do
-    cmake --build build-package --target help | grep -q "^$target:" || continue
-    tools/build.sh build-package $target
+cmake --build build-package --target help > build-package/targets
+tools/build.sh build-package pages
+tools/build.sh build-package changelog
+for module in tidemill_mpi tidemill_cuda; do # where MPI and nvcc are
+    ! grep -q "^$module: " build-package/targets || tools/build.sh build-package $module
 done
 cd build-package
 cpack -B "$out" > cpack.log 2>&1 || { tail -n 30 cpack.log >&2; exit 1; }

@@ -22,7 +22,6 @@ static struct {
     uint64_t calls;
 } tally[TALLY_NAMES];
 static unsigned n_tally;
-static pthread_mutex_t tally_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static fault_plan plan;
 static atomic_bool active;
@@ -100,6 +99,8 @@ const char *tm_fault_environment_wrong(void) {
 }
 
 #ifdef TIDEMILL_FAULTS
+static pthread_mutex_t tally_lock = PTHREAD_MUTEX_INITIALIZER;
+
 extern void __gcov_dump(void) __attribute__((weak));
 
 /* In a build that counts coverage, what ran until here counts. */
