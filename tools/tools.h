@@ -55,7 +55,7 @@ typedef struct tm_program {
 /* main: runs the command that argv names; help, version, unknown commands. Returns the exit status. */
 int tm_program_run(const tm_program *p, int argc, char **argv);
 const tm_program *tm_program_running(void); /* that of tm_program_run */
-extern const char *tm_cli_program; /* what help and messages call the program: "tidemill" */
+extern const char *tm_cli_program;          /* what help and messages call the program: "tidemill" */
 
 tm_status tm_cmd_version(tm_json_writer *w); /* doctor.c: what a report of a defect should say */
 int tm_cmd_new(int argc, char **argv);
