@@ -114,7 +114,8 @@ typedef struct trainer_said {
     run_forecast planned;    /* at the start of the steps, */
     uint64_t planned_before; /* when so much was written already */
     step_line line;          /* the latest that was seen, */
-    uint64_t ns;             /* and when a line stayed */
+    uint64_t moved;          /* bytes of its reads and writes, */
+    uint64_t ns, live_ns;    /* and when a line stayed, when the live one was drawn */
 } trainer_said;
 
 /* What is written for others to look at (trainer_report.c). */

@@ -40,7 +40,7 @@ static tm_status say_plan(trainer *t) {
 }
 
 typedef struct step_text {
-    char step[48], loss[24], left[32], rate[32], each[32], learning_rate[24], norm[24], disk[32];
+    char step[64], loss[24], left[40], rate[32], each[32], learning_rate[24], norm[24], disk[32];
 } step_text;
 
 /* By the steps of this process alone: those before a resume took seconds that nobody here has seen. */
@@ -66,7 +66,7 @@ static void describe(const trainer *t, const step_line *line, uint64_t moved, st
         snprintf(x->left, sizeof x->left, "left %s", tm_format_left(seconds_left(t, 0), left, sizeof left));
 }
 
-enum { STEP_PARTS = 8, LIVE_PARTS };
+enum { STEP_PARTS = 8 };
 static void parts(const step_text *x, tm_live_part out[STEP_PARTS]) {
     const tm_live_part all[STEP_PARTS] = {{x->step, 0}, {x->loss, 1}, {x->left, 2}, {x->learning_rate, 4},
                                           {x->rate, 3}, {x->each, 5}, {x->norm, 6}, {x->disk, 7}};
@@ -91,15 +91,14 @@ static void show_live(const trainer *t, const step_text *x) {
     char memory[80], a[32], b[32];
     uint64_t budget = session_host_bytes(t->s.cfg), peak = job_host_peak(t->job);
     tm_buf curve = {0};
-    tm_live_part part[LIVE_PARTS + 1];
-    parts(x, part);
     draw_losses(t, &curve);
-    memmove(part + 3, part + 2, (STEP_PARTS - 2) * sizeof *part);
-    part[2] = (tm_live_part){curve.data ? curve.data : "", 6};
     snprintf(memory, sizeof memory, "%s%s%s", tm_format_size(peak, a, sizeof a), budget == UINT64_MAX ? "" : " of ",
              budget == UINT64_MAX ? "" : tm_format_size(budget, b, sizeof b));
-    part[LIVE_PARTS] = (tm_live_part){memory, 5};
-    tm_live(part, LIVE_PARTS + 1);
+    const tm_live_part part[] = {{x->step, 0}, {x->loss, 1}, {curve.data ? curve.data : "", 3},
+                                 {x->left, 2}, {x->rate, 4}, {memory, 5},
+                                 {x->disk, 6}, {x->each, 7}, {x->learning_rate, 8},
+                                 {x->norm, 9}};
+    tm_live(part, TM_COUNT(part));
     tm_buf_free(&curve);
 }
 
@@ -133,22 +132,27 @@ void trainer_show_step(trainer *t, const step_line *line, uint64_t moved) {
     describe(t, line, moved, &x);
     parts(&x, part);
     t->said.line = *line;
+    t->said.moved = moved;
     if (stays(t, line->step)) say_step(t, part);
     if (line->step < t->s.cfg->total_steps) show_live(t, &x);
 }
 
-/* Within a step, which may take minutes: what is known of the latest one, and how far this one is. */
+enum { LIVE_NS = 100000000 };
+
+/* Within a step, which may take minutes: how far this one is, and beside that what is known of the latest one. */
 static void show_share(void *ctx, double share) {
-    const trainer *t = ctx;
-    char step[64], loss[32] = "", left[40], time[24];
+    trainer *t = ctx;
+    char left[24];
+    step_text x = {.step = ""};
     if (!tm_live_possible() || t->eval.under_way || t->step >= t->s.cfg->total_steps) return;
-    snprintf(step, sizeof step, "step %" PRId64 "/%" PRId64 " %.0f%%", t->step + 1, t->s.cfg->total_steps, 100 * share);
-    if (t->said.line.total.labels)
-        snprintf(loss, sizeof loss, "loss %.4f", step_total_loss(t->job, &t->said.line.total));
-    snprintf(left, sizeof left, "left %s%s", tm_format_left(seconds_left(t, share), time, sizeof time),
+    if (tm_now_ns() - t->said.live_ns < LIVE_NS) return;
+    t->said.live_ns = tm_now_ns();
+    if (t->said.line.step > 0) describe(t, &t->said.line, t->said.moved, &x);
+    snprintf(x.step, sizeof x.step, "step %" PRId64 "/%" PRId64 " %.0f%%", t->step + 1, t->s.cfg->total_steps,
+             100 * share);
+    snprintf(x.left, sizeof x.left, "left %s%s", tm_format_left(seconds_left(t, share), left, sizeof left),
              t->step > t->life.start_step ? "" : " (planned)");
-    tm_live_part part[] = {{step, 0}, {loss, 1}, {left, 2}};
-    tm_live(part, TM_COUNT(part));
+    show_live(t, &x);
 }
 
 tm_status trainer_show_steps(trainer *t) {
