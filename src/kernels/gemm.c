@@ -83,6 +83,9 @@ uint64_t gemm_resident_bytes(const tm_products *p) {
 void gemm_start_team(void) {
     if (chosen && chosen->start_team) chosen->start_team(kernels_team());
 }
+bool tm_gemm_rows_alone(void) {
+    return chosen == &gemm_builtin || chosen == &gemm_amx;
+}
 const char *tm_gemm_library(void) {
     return chosen ? chosen->describe() : "none";
 }

@@ -43,6 +43,8 @@ typedef struct tm_gemm_args {
 } tm_gemm_args;
 
 void tm_gemm(const tm_gemm_args *g);
+/* A row of C has the same bits however many others there are: so it is of our own products, not of every library's. */
+bool tm_gemm_rows_alone(void);
 const char *tm_gemm_library(void); /* "openblas-0.3.21-Haswell", "builtin-avx2" */
 
 #endif

@@ -23,7 +23,7 @@ enum {
     SIDE = 16,  /* of a tile of sums */
     GROUP = 64, /* rows of B */
     MOST_PACKED = 1 << 20,
-    COPIED = 256 /* depths of a copy of B's rows */
+    COPIED = AMX_K_CHUNK /* depths of a copy of B's rows */
 };
 
 typedef struct few {
@@ -54,7 +54,8 @@ static void pack_rows(const tm_gemm_args *g, uint16_t *out) {
     for (size_t i = 0; i < g->m; i += SIDE) {
         size_t n = side_at(g, i);
         memset(out + (depth - 2) * n, 0, (whole - depth + 2) * n * sizeof *out);
-        for (size_t r = 0; r < n; r++) {
+        if (n == 1) memcpy(out, (const uint16_t *)g->a + i * g->lda, g->k * sizeof *out);
+        for (size_t r = 0; r < n && n > 1; r++) {
             const uint16_t *x = (const uint16_t *)g->a + (i + r) * g->lda;
             for (size_t k = 0; k + 2 <= g->k; k += 2) memcpy(out + k * n + 2 * r, x + k, 2 * sizeof *out);
             if (g->k % 2) out[(depth - 2) * n + 2 * r] = x[g->k - 1];
@@ -135,7 +136,7 @@ static void copy_rows(const few *f, size_t k, size_t n) {
             continue;
         }
         if (g->b_packed)
-            tm_packed_values(g->b_packed, f->row + r, k, n, TM_ELEM_BF16, to);
+            amx_unpack(g->b_packed, f->row + r, k, n, to);
         else
             memcpy(to, (const uint16_t *)g->b + (f->row + r) * g->ldb + k, n * sizeof *to);
         memset(to + n, 0, (whole - n) * sizeof *to);

@@ -36,6 +36,9 @@ typedef struct amx_block {
     uint64_t row, column;
     size_t rows, columns;
 } amx_block;
+/* Depths [k, k + n) of a packed row, as bf16. */
+void amx_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_t *out);
+
 /* Products of few rows with a matrix stored by rows (gemm_amx_few.c); operands are bf16. */
 bool amx_is_few(const tm_gemm_args *g);
 void amx_few(const tm_gemm_args *g, unsigned threads);

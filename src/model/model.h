@@ -297,7 +297,9 @@ typedef struct tm_micro_batch {
      */
     const uint32_t *label_row;
     uint32_t label_rows;
-    bool bare;     /* adapters add nothing: it is the base that computes; forward only */
+    bool exact; /* forward: rows past rows*seq are neither computed nor zeroed; whose bits then depend on their number
+                      where tm_gemm_rows_alone is false */
+    bool bare;  /* adapters add nothing: it is the base that computes; forward only */
     bool training; /* adapters drop some of their input: which is a function of the model's seed and of `draw` */
     uint64_t draw; /* of step and micro-batch: the same forward and backward, another in each */
 } tm_micro_batch;

@@ -169,7 +169,7 @@ static inline uint64_t model_used(const tm_micro_batch *b) {
     return (uint64_t)b->rows * b->seq;
 }
 static inline uint64_t model_rows(const tm_micro_batch *b) {
-    return tm_round_up(model_used(b), MODEL_TOKEN_GRAIN);
+    return b->exact ? model_used(b) : tm_round_up(model_used(b), MODEL_TOKEN_GRAIN);
 }
 static inline tm_positions model_positions(const tm_micro_batch *b) {
     return (tm_positions){b->position, b->seq, b->begin};

@@ -71,7 +71,7 @@ tm_status tm_stage_backward(const tm_stage_args *a) {
 void model_zero_tail(const tm_stage_args *a, void *x, uint64_t row_bytes) {
     const tm_micro_batch *b = a->batch;
     uint64_t rows = model_rows(b);
-    if (b->tokens > rows) a->kernels->zero((char *)x + rows * row_bytes, (b->tokens - rows) * row_bytes);
+    if (b->tokens > rows && !b->exact) a->kernels->zero((char *)x + rows * row_bytes, (b->tokens - rows) * row_bytes);
 }
 
 float *model_small_gradient(const tm_stage_args *a, unsigned part) {

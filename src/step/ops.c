@@ -28,6 +28,7 @@ static tm_micro_batch micro_batch(const op_call *c, uint32_t lane, void *frame) 
                             .label_rows = b->label_rows,
                             .key_mask = v.mask,
                             .begin = v.begin,
+                            .exact = c->job->opts.as_stored && tm_gemm_rows_alone(),
                             .bare = (c->op->flags & OP_BARE) != 0,
                             .training = (c->op->flags & OP_TRAINS) != 0,
                             .draw = draw_of(c, batch),
