@@ -74,6 +74,35 @@ static void check_type(cfg_state *s, const cfg_value *v, const tm_json *m) {
               v->spelled, cfg_show_node(m, shown, sizeof shown));
 }
 
+/* axolotl's names of keys: {"field_messages": "talk"} is {"columns": {"talk": "messages"}}. */
+static const char *field_of(const char *key) {
+    static const char *const fields[][2] = {{"field", "text"},
+                                            {"field_messages", "messages"},
+                                            {"field_chosen", "chosen"},
+                                            {"field_rejected", "rejected"},
+                                            {"field_instruction", "instruction"},
+                                            {"field_input", "input"},
+                                            {"field_output", "output"}};
+    for (size_t i = 0; i < TM_COUNT(fields); i++)
+        if (!strcmp(key, fields[i][0])) return fields[i][1];
+    return NULL;
+}
+
+/* One more column; what has its name here already needs none. */
+static tm_status take_field(cfg_state *s, const char *ours, const tm_json *m, tm_data_item *out) {
+    const char **theirs, **all;
+    size_t n = out->columns.n;
+    if (m->type != TM_JSON_STRING || !m->len || tm_json_is(m, ours) || tm_json_is(m, "conversations")) return TM_OK;
+    TM_TRY(cfg_alloc(s->cfg, (n + 1) * sizeof *theirs, (void **)&theirs));
+    TM_TRY(cfg_alloc(s->cfg, (n + 1) * sizeof *all, (void **)&all));
+    for (size_t i = 0; i < n; i++) theirs[i] = out->columns.theirs[i], all[i] = out->columns.ours[i];
+    theirs[n] = cfg_strndup(s->cfg, m->text, m->len);
+    all[n] = ours;
+    if (!theirs[n]) return TM_ENOMEM;
+    out->columns = (tm_data_columns){theirs, all, n + 1};
+    return TM_OK;
+}
+
 /* What an item of axolotl's "datasets" has beside its path. False: it is none of these. */
 static bool take_theirs(cfg_state *s, const cfg_value *v, const tm_json *m, tm_data_item *out) {
     static const char *const told_by_keys[] = {
@@ -81,34 +110,24 @@ static bool take_theirs(cfg_state *s, const cfg_value *v, const tm_json *m, tm_d
         "roles",   "train_on_eos"};
     for (size_t i = 0; i < TM_COUNT(told_by_keys); i++)
         if (!strcmp(m->key, told_by_keys[i])) return true;
-    if (!strcmp(m->key, "type")) {
-        check_type(s, v, m);
-    } else if (!strcmp(m->key, "split")) {
-        if (!tm_json_is(m, "train"))
-            cfg_wrong(s, v, "\"%s\": a file has no splits; give that one's file as \"path\", and \"samples\" of it",
-                      v->spelled);
-    } else if (!strcmp(m->key, "data_files")) {
+    bool is_type = !strcmp(m->key, "type"), split = !strcmp(m->key, "split"), roles = !strcmp(m->key, "roles_to_train");
+    if (is_type) check_type(s, v, m);
+    if (split && !tm_json_is(m, "train"))
+        cfg_wrong(s, v, "\"%s\": a file has no splits; give that one's file as \"path\", and \"samples\" of it",
+                  v->spelled);
+    if (roles && m->type == TM_JSON_ARRAY && (m->count != 1 || !tm_json_is(m->child, "assistant")))
+        cfg_wrong(s, v,
+                  "\"%s\": of a conversation the assistant's messages are learned, or all with "
+                  "\"data.train_on_inputs\"; leave \"roles_to_train\" out",
+                  v->spelled);
+    if (is_type || split || roles) return true;
+    if (!strcmp(m->key, "data_files")) {
         cfg_wrong(s, v, "\"%s\": give each of \"data_files\" as a \"path\" of its own", v->spelled);
-    } else if (!strcmp(m->key, "roles_to_train")) {
-        if (m->type == TM_JSON_ARRAY && (m->count != 1 || !tm_json_is(m->child, "assistant")))
-            cfg_wrong(s, v,
-                      "\"%s\": of a conversation the assistant's messages are learned, or all with "
-                      "\"data.train_on_inputs\"; leave \"roles_to_train\" out",
-                      v->spelled);
-    } else if (!strcmp(m->key, "field_messages") || !strcmp(m->key, "field")) {
-        bool known = tm_json_is(m, "messages") || tm_json_is(m, "conversations") || tm_json_is(m, "text");
-        const char **names;
-        if (known || m->type != TM_JSON_STRING || !m->len) return true;
-        cfg_keep(s, cfg_alloc(s->cfg, 2 * sizeof *names, (void **)&names));
-        if (s->broken != TM_OK) return true;
-        names[0] = cfg_strndup(s->cfg, m->text, m->len);
-        names[1] = !strcmp(m->key, "field") ? "text" : "messages";
-        if (!names[0]) cfg_keep(s, TM_ENOMEM);
-        out->columns = (tm_data_columns){names, names + 1, 1};
-    } else {
-        return false;
+        return true;
     }
-    return true;
+    const char *ours = field_of(m->key);
+    if (ours) cfg_keep(s, take_field(s, ours, m, out));
+    return ours != NULL;
 }
 
 static tm_status take_member(cfg_state *s, const cfg_value *v, const tm_json *m, tm_data_item *out) {

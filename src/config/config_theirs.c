@@ -144,6 +144,13 @@ static void rl(cfg_state *s) {
     if (ipo) put_text(s, v, "objective.loss_type", "ipo");
 }
 
+static void pretraining_dataset(cfg_state *s) {
+    const cfg_value *v = cfg_given(s, "pretraining_dataset");
+    if (!v) return;
+    put(s, v, "data.train", v->node);
+    put_text(s, v, "objective.type", "pretrain");
+}
+
 /* Beside names of targets, which are among them. */
 static void lora_target_linear(cfg_state *s) {
     const cfg_value *v = cfg_given(s, "lora_target_linear");
@@ -179,6 +186,7 @@ tm_status config_take_theirs(cfg_state *s) {
     if (is_true(pissa)) put_text(s, pissa, "adapter.init_lora_weights", "pissa_niter_16");
     pref_loss(s);
     rl(s);
+    pretraining_dataset(s);
     datasets(s);
     per_epoch(s);
     loss_scale(s);

@@ -835,6 +835,7 @@ const schema_row schema_rows[] = {
     OURS("lora_target_linear", T_BOOL | T_NULL, "axolotl's: true is target_modules all-linear"),
     OURS("pissa_init", T_BOOL, "LLaMA-Factory's: true is init_lora_weights pissa_niter_16"),
     OURS("pref_loss", T_ENUM, "LLaMA-Factory's, of stage dpo: loss_type, or the objective orpo or simpo", ONE_OF("sigmoid|hinge|ipo|orpo|simpo")),
+    OURS("pretraining_dataset", T_FILES | T_NULL, "axolotl's: data.train of objective.type pretrain"),
     OURS("rl", T_ENUM | T_NULL, "axolotl's objective.type; ipo is dpo with that loss_type", ONE_OF("dpo|kto|orpo|simpo|ipo")),
     OURS("loss_scale", T_ENUM, "ms-swift's: last_round is data.mask_history, all is data.train_on_inputs", ONE_OF("default|last_round|all")),
     OURS("evals_per_epoch", T_INT | T_NULL, "axolotl's: evaluations an epoch, evenly; 0: none", RANGE(0, 1 << 20), FILLED(INT, evals_per_epoch)),

@@ -36,7 +36,7 @@ static inline void words_begin(void) {
 
 /* Both outputs of the row's line into `out`; the folder is gone afterwards. */
 static inline int words_run(const char *line, char *out, size_t cap) {
-    char command[8192];
+    char command[16384];
     snprintf(command, sizeof command,
              "rm -rf $WORDS && mkdir $WORDS && cd $WORDS && (%s) 2>&1; s=$?; cd ..; rm -rf $WORDS; exit $s", line);
     FILE *f = popen(command, "r");
