@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { MAX_OPTS = 48, MAX_WORD = 64 };
 
@@ -154,10 +155,17 @@ static int take_key(const tm_cli *cli, int argc, char **argv, int *at) {
     return -1;
 }
 
+static bool is_folder(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 int tm_cli_config(const char *command, const char **option, const char *word, const tm_opt_list *keys) {
     if (*option && word)
         return tm_cli_wrong(command, "two configurations, '%s' and '%s'; give one, and the rest as --key value",
                             *option, word);
+    if (word && (tm_ends_with(word, ".gguf") || is_folder(word)))
+        return tm_cli_wrong(command, "%s is no configuration; a model is --model %s", word, word);
     if (word) *option = word;
     if (*option || keys->count) return -1;
     return tm_cli_wrong(command,

@@ -42,11 +42,13 @@ tm_status job_agree(tm_job *job, tm_status rc) {
 
 static tm_status refuse_budget(const char *key, uint64_t budget, uint64_t least) {
     char want[32], have[32];
+    int section = (int)strcspn(key, "_"); /* every command takes it as --host-budget or --device-budget */
     return tm_fail(TM_EBUDGET,
-                   "memory.%s %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); raise it, or "
-                   "lower seq_len or the micro-batch",
+                   "memory.%s %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); raise it "
+                   "(--%.*s-budget %llu), or lower seq_len or the micro-batch",
                    key, tm_format_size(budget, have, sizeof have), (unsigned long long)budget,
-                   (unsigned long long)least, tm_format_size(least, want, sizeof want));
+                   (unsigned long long)least, tm_format_size(least, want, sizeof want), section, key,
+                   (unsigned long long)least);
 }
 
 static tm_status refuse_micro_batches(const tm_job *job, const job_refusal *r) {

@@ -172,6 +172,116 @@ static void tables_of_methods(void **state) {
     for (size_t i = 0; i < TM_COUNT(tables); i++) words_check(&tables[i]);
 }
 
+/* Usual mistakes: what, where, what to do; exit 2, and a line a problem. */
+#define RUN_IT "$T train --model $M --dataset $D --max_steps 1 --quiet --output_dir o "
+#define WRITTEN(name, text) "printf '" text "' >" name "; $T train " name
+static const words_row mistakes[] = {
+    /* keys */
+    {WRITTEN("a.json", "{\"model\": \"m\",\n \"learning_rte\": 1}"),
+     2,
+     {"a.json:2:18: unknown key \"learning_rte\"", "did you mean \"learning_rate\"?"},
+     NULL,
+     1},
+    {WRITTEN("a.json", "{\"batch_size\": 4}"),
+     2,
+     {"a.json:1:16: unknown key \"batch_size\"", "did you mean \"per_device_train_batch_size\"?"},
+     NULL,
+     1},
+    {WRITTEN("a.yaml", "epochs: 3\n"),
+     2,
+     {"a.yaml:1:9: unknown key \"epochs\"", "did you mean \"num_train_epochs\"?"},
+     NULL,
+     1},
+    {WRITTEN("a.json", "{\"lr\": 1e-4}"), 2, {"did you mean \"learning_rate\"?"}, NULL, 1},
+    {WRITTEN("a.json", "{\"peft_config\": {}}"), 2, {"did you mean \"adapter\"?"}, NULL, 1},
+    {WRITTEN("a.json", "{\"host_budget\": \"1G\"}"),
+     2,
+     {"unknown key \"host_budget\" at top level; it belongs under \"memory\""},
+     NULL,
+     1},
+    {RUN_IT "--num_gpus 2", 2, {"--num_gpus", "mpirun -n N tidemill train"}, NULL, 1},
+    /* values */
+    {RUN_IT "--learning_rate fast",
+     2,
+     {"--learning_rate=fast: \"learning_rate\" must be a number, not \"fast\""},
+     NULL,
+     1},
+    {RUN_IT "--lr_scheduler_type cosin", 2, {"did you mean \"cosine\"?"}, NULL, 1},
+    {RUN_IT "--memory.device gpu", 2, {"must be \"cpu\", \"cpu-arena\", \"cuda\" or \"cuda:N\", not \"gpu\""}, NULL, 1},
+    {RUN_IT "--host_budget lots", 2, {"must be a size (bytes, or like \"3GiB\")"}, NULL, 1},
+    {RUN_IT "--host_budget 1000TB", 2, {"is more than there is", "give less, or leave it out"}, NULL, 1},
+    {RUN_IT "--host_budget 1MiB", 2, {"is too small: this job needs at least", "raise it (--host-budget "}, NULL, 1},
+    {RUN_IT "--save_strategy sometimes", 2, {"must be one of steps, no, epoch, best"}, NULL, 1},
+    /* what contradicts, and what is not here */
+    {RUN_IT "--bf16 --fp16", 2, {"bf16", "does not match fp16", "give each setting once"}, NULL, 1},
+    {RUN_IT "--tuner_type full --lora_rank 8", 2, {"\"lora_rank\" asks for an adapter", "leave one out"}, NULL, 1},
+    {RUN_IT "--train_batch_size 7 --per_device_train_batch_size 2",
+     2,
+     {"train_batch_size 7", "is not a multiple of 2"},
+     NULL,
+     1},
+    {RUN_IT "--resume_from_checkpoint True", 2, {"--resume auto|never|DIR"}, NULL, 1},
+    {RUN_IT "--load_in_8bit", 2, {"not supported yet by this version; leave it out"}, NULL, 1},
+    {RUN_IT "--target_modules qproj", 2, {"chooses no module of this model; there are", "q_proj"}, NULL, 1},
+    /* files */
+    {"$T train --model modle --dataset $D", 2, {"modle: there is no such model folder or .gguf file"}, NULL, 1},
+    {"mkdir m; $T train --model m --dataset $D",
+     2,
+     {"m: has no config.json; name a Hugging Face folder or a .gguf file"},
+     NULL,
+     1},
+    {"$T train $M", 2, {"is no configuration; a model is --model "}, NULL, 1},
+    {"$T train there.json", 2, {"there.json: no such file; check the path"}, NULL, 1},
+    {"$T train --model $M --dataset trian.jsonl",
+     2,
+     {"trian.jsonl: there is no such file; \"data.train\" names it"},
+     NULL,
+     1},
+    {"mkdir d; $T train --model $M --dataset d", 2, {"d: the folder has no data file in it"}, NULL, 1},
+    {"printf '[{\"text\": \"a\"}, {\"te' >d.json; $T train --model $M --dataset d.json",
+     2,
+     {"d.json: element 2: the file ends here; it is cut off"},
+     NULL,
+     1},
+    {"echo '{\"question\": \"a\", \"answer\": \"b\"}' >d.jsonl; $T train --model $M --dataset d.jsonl",
+     2,
+     {"d.jsonl:1: keys {question, answer}", "\"columns\": {\"question\": \"prompt\", \"answer\": \"completion\"}"},
+     NULL,
+     1},
+    {"head -1 $P >d.jsonl; $T train --model $M --dataset d.jsonl",
+     2,
+     {"are a pair of preferences", "\"objective.type\" dpo, simpo"},
+     NULL,
+     1},
+    {"head -1 $D >d.jsonl; $T train --model $M --dataset d.jsonl --rlhf_type dpo",
+     2,
+     {"no pair (\"chosen\" and \"rejected\""},
+     NULL,
+     1},
+    {"cp -r $M m; $T train --model m --dataset $D --output_dir m",
+     2,
+     {"would replace those of the model", "give another output_dir"},
+     NULL,
+     1},
+    {RUN_IT "--offload_optimizer_device nvme --offload_optimizer_nvme_path /nowhere/nv",
+     2,
+     {"no such directory; mount its disk, or make it: mkdir -p"},
+     NULL,
+     1},
+    {RUN_IT "--deepspeed ds.json", 2, {"ds.json: no such file; check the path"}, NULL, 1},
+    /* how it is written */
+    {WRITTEN("a.json", "{\"model\": \"m\"\n \"dataset\": \"d\"}"), 2, {"a.json:2:2: expected "}, NULL, 1},
+    {WRITTEN("a.yaml", "model: m\n  data: d\n"), 2, {"a.yaml:2:7: no YAML"}, NULL, 1},
+    {WRITTEN("a.yaml", "model: m\n\tdata: d\n"), 2, {"a.yaml:2:1: no YAML: found a tab character"}, NULL, 1},
+    {"$T trian", 2, {"unknown command 'trian'; did you mean 'train'?"}, NULL, 1},
+    {"$T generate --model $M", 2, {"give either --prompt or --messages"}, NULL, 1},
+};
+
+static void usual_mistakes(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(mistakes); i++) words_check(&mistakes[i]);
+}
+
 static void help_where_it_is_looked_for(void **state) {
     (void)state;
     for (size_t i = 0; i < TM_COUNT(helps); i++) words_check(&helps[i]);
@@ -184,8 +294,11 @@ static void options_of_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_of_keys),     cmocka_unit_test(tables_of_methods),
-        cmocka_unit_test(the_least_is_trains), cmocka_unit_test(help_where_it_is_looked_for),
+        cmocka_unit_test(options_of_keys),
+        cmocka_unit_test(usual_mistakes),
+        cmocka_unit_test(tables_of_methods),
+        cmocka_unit_test(the_least_is_trains),
+        cmocka_unit_test(help_where_it_is_looked_for),
         cmocka_unit_test(models_of_a_hub),
     };
     words_begin();
