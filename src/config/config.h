@@ -272,6 +272,9 @@ typedef struct tm_config {
     bool save_best;          /* a checkpoint where an evaluation is better than all before, not every save_steps */
     bool track_best;         /* which checkpoint that is; it is not rotated out */
     bool load_best_model_at_end, greater_is_better;
+    const char *metric_for_best;      /* an evaluation's, without "eval_" in front; "loss" */
+    uint32_t early_stopping_patience; /* evaluations that may be no better, before the run ends; 0: it does not */
+    double early_stopping_threshold;  /* by how much one has to be better to count as such */
     bool wall_clock_breakdown;
 } tm_config;
 

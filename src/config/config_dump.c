@@ -77,7 +77,7 @@ SHOWN(objective, config_objective_takes(&c->objective, leaf_of(row)))
 WRITTEN_AS(schedule, tm_lr_type_name(c->schedule.type))
 WRITTEN_AS(optimizer, config_optimizer_type(c))
 WRITTEN_AS(best, "best")
-WRITTEN_AS(metric, "loss")
+WRITTEN_AS(metric, c->metric_for_best)
 
 /* A lone path, or the JSON of more. */
 void write_files(tm_json_writer *w, const tm_config *c, const schema_row *row) {

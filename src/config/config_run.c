@@ -176,11 +176,31 @@ static void resolve_logging(cfg_state *s) {
         cfg_mismatch(s, "logging_steps", flat, "steps_per_print", ds);
 }
 
+static bool falls(const char *metric) {
+    return tm_ends_with(metric, "loss") || tm_ends_with(metric, "perplexity") || tm_ends_with(metric, "bits_per_byte");
+}
+
+/* HF Trainer takes names with "eval_" in front and without. */
+static void resolve_metric(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    const cfg_value *greater = cfg_given(s, "greater_is_better");
+    if (!c->metric_for_best) c->metric_for_best = "loss";
+    if (strncmp(c->metric_for_best, "eval_", 5) == 0) c->metric_for_best += 5;
+    if (!*c->metric_for_best)
+        cfg_wrong(s, cfg_given(s, "metric_for_best_model"), "\"metric_for_best_model\" names no metric");
+    c->greater_is_better = greater ? greater->node->boolean : !falls(c->metric_for_best);
+}
+
 /* HF Trainer's rules: which evaluations can be compared with which checkpoints. */
 static void resolve_best(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
     c->save_best = cfg_chosen(s, "save_strategy", "best");
-    c->track_best = c->save_best || c->load_best_model_at_end || cfg_choice(s, "metric_for_best_model") >= 0;
+    resolve_metric(s);
+    c->track_best = c->save_best || c->load_best_model_at_end || cfg_given(s, "metric_for_best_model") ||
+                    c->early_stopping_patience;
+    if (c->early_stopping_patience && (!c->data.eval || (!c->eval_steps && !(c->by_epoch & TM_BY_EPOCH_EVAL))))
+        cfg_wrong(s, cfg_given(s, "early_stopping_patience"),
+                  "\"early_stopping_patience\" counts evaluations; give \"data.eval\" and \"eval_steps\"");
     if (c->save_best) c->save_steps = 0;
     if (!c->save_best && !c->load_best_model_at_end) return;
     const char *key = c->save_best ? "save_strategy" : "load_best_model_at_end";

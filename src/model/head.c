@@ -486,6 +486,11 @@ void tm_head_nll(const tm_micro_batch *b, const void *state, float *nll) {
         nll[r] = r < used && b->labels[r] >= 0 ? tm_head_state_lse(&s[r]) - s[r].label : 0.0F;
 }
 
+bool tm_head_is_largest(const void *state, uint64_t row) {
+    const tm_head_state *s = (const tm_head_state *)state + row;
+    return s->label >= s->max;
+}
+
 tm_status tm_head_logits(const tm_stage_args *a, uint32_t first, uint32_t n, float *out, uint64_t ld) {
     const stage_spec *s = model_spec_of(a);
     tm_elem t = model_elem(a->model);

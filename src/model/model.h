@@ -335,6 +335,7 @@ enum {
     TM_HEAD_SLOT_STATE = 3
 }; /* slot 2: normed input; slot 3: running (max, sum, label logit) as 3 floats, padded to 16 bytes */
 void tm_head_nll(const tm_micro_batch *b, const void *state, float *nll /* [T] */);
+bool tm_head_is_largest(const void *state, uint64_t row); /* no logit of that row is above its label's */
 /* Bytes of a vocabulary part's logits for a micro-batch; 0: the stage is none. */
 uint64_t tm_head_kept_bytes(const tm_model *m, uint32_t unit, uint32_t stage, uint32_t rows, uint32_t seq);
 /* Logits of token rows [first, first+n) for vocabulary part `stage` of the head, fp32, written to out[i*ld + v] where v

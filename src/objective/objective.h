@@ -66,6 +66,7 @@ typedef struct objective_lane {
     const uint8_t *completion; /* [T], [rows]: columns, NULL where there is none */
     const uint8_t *desirable;
     const float *reference;
+    const void *state; /* the head's (tm_head_is_largest); NULL: not there any more */
 } objective_lane;
 typedef struct objective_batch {
     objective_lane lane[TM_LANES]; /* by tm_lane_name; batch NULL: there is none */

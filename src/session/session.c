@@ -319,6 +319,7 @@ tm_status session_prepare(session *s, bool data_optional) {
     TM_TRY(open_data(s, &model, data_optional));
     say_rows(s);
     preview(s);
+    if (s->eval && !data_optional) TM_TRY(session_label_bytes(s, &s->label_bytes));
     text_close(&s->text); /* its memory belongs to the frames from here on */
     (void)malloc_trim(0);
     return TM_OK;

@@ -45,6 +45,7 @@ typedef struct session {
     uint64_t reference_hash;  /* of the reference's weights; 0: there is none of its own */
     text_tools text;
     data_file *train, *eval;
+    uint64_t label_bytes; /* session_label_bytes of eval; 0: not known */
     char rows_basis[256]; /* what the lengths of rows are taken from (tidemill plan) */
     /* device.c */
     char device[24];       /* "cuda:1": this rank's on its node, where the configuration names a kind alone; else "" */
@@ -64,6 +65,9 @@ TM_MUST_USE tm_status session_prepare(session *s, bool data_optional);
 TM_MUST_USE tm_status session_read_data(session *s, uint64_t most_bytes, tm_data_notice_fn notice, void *ctx);
 /* Instead: the data of the evaluation alone, in memory; s->text stays open. `vocabulary`: of the model. */
 TM_MUST_USE tm_status session_prepare_evaluation(session *s, uint32_t *vocabulary);
+/* Of text that all labels of the evaluation's data stand for, special tokens none; 0: there is no tokenizer, or the loss is one of
+ * samples. While the tokenizer is there; reads all of the data once. label_bytes.c */
+TM_MUST_USE tm_status session_label_bytes(const session *s, uint64_t *bytes);
 TM_MUST_USE tm_status session_resolve_steps(const session *s); /* once the data are there; may be called again */
 uint64_t session_data_disk(const session *s);                  /* of tokens that do not fit memory, in OUTPUT_DIR */
 void session_keep_data(session *s, bool keep);                 /* tokens on disk, for the next start; else they go */

@@ -209,11 +209,13 @@ static bool objective_lanes(const op_call *c, uint32_t mb, tm_micro_batch batch[
         void *frame = op_operand_at(c, OPERAND_BATCH, lane);
         job_columns v = columns_of(c, job_batch_index(job, lane), frame);
         batch[i] = micro_batch(c, lane, frame);
-        out->lane[job->lane[i]] = (objective_lane){.batch = &batch[i],
-                                                   .nll = op_operand_at(c, OPERAND_COEFFICIENT, lane),
-                                                   .completion = v.completion,
-                                                   .desirable = v.desirable,
-                                                   .reference = v.reference};
+        out->lane[job->lane[i]] = (objective_lane){
+            .batch = &batch[i],
+            .nll = op_operand_at(c, OPERAND_COEFFICIENT, lane),
+            .completion = v.completion,
+            .desirable = v.desirable,
+            .reference = v.reference,
+            .state = c->args.objective.phase == OBJECTIVE_REST ? NULL : op_operand_at(c, OPERAND_SLOT, lane)};
     }
     return batch[0].rows > 0;
 }

@@ -32,6 +32,7 @@ tm_status trainer_write_run_json(trainer *t, const char *status) {
     tm_jw_field_str(&w, "key", t->out.key);
     trainer_describe_input(t, &w);
     tm_jw_field_int(&w, "step", t->step);
+    if (trainer_is_out_of_patience(t)) tm_jw_field_bool(&w, "stopped_early", true);
     tm_jw_field_str(&w, "version", TIDEMILL_VERSION);
     tm_jw_field_str(&w, "numerics", tm_kernels_describe());
     tm_jw_field_array(&w, "run_directories");
@@ -219,6 +220,7 @@ static tm_status prepare_run(trainer *t) {
     if (rc == TM_OK && session_is_rank0(&t->s) && !t->from.finished) rc = trainer_sweep(t);
     TM_TRY(session_agree(&t->s, rc));
     TM_TRY(session_agree(&t->s, session_prepare(&t->s, false)));
+    TM_TRY(session_agree(&t->s, trainer_check_metric(t)));
     TM_TRY(trainer_same_input(t));
     TM_TRY(session_agree(&t->s, trainer_check_commit(t)));
     if (t->from.done) return session_agree(&t->s, trainer_end_finished(t));

@@ -76,6 +76,7 @@ static tm_status describe(const trainer *t, tm_buf *out) {
     if (session_is_rank0(&t->s)) trainer_describe_log(t, &w);
     counters(&w, t);
     if (t->s.comm) trainer_describe_ranks(t, &w);
+    trainer_describe_patience(t, &w);
     trainer_describe_saves(t, &w);
     field_hex(&w, "model", t->s.model_hash);
     if (t->s.base_hash) field_hex(&w, "base", t->s.base_hash);

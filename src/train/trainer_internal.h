@@ -34,6 +34,7 @@ typedef struct earlier {
     bool starting;                 /* whatever was there before was given up; no step was done since */
     char key[TM_IO_KEY_CHARS + 1]; /* "": of a version before keys */
     bool damaged;                  /* it met state that was not what had been written */
+    bool early;                    /* finished by early stopping */
     int64_t step;
     tm_json_doc *doc;                     /* the caller frees it */
     const tm_json *directories, *by_rank; /* of doc */
@@ -55,8 +56,16 @@ typedef struct trainer_saves {
     uint32_t n, cap;
     int64_t best, kept; /* step of the best that was saved; of the one that the latest commit names; 0: none */
     double best_loss;
-    double loss; /* of this step's evaluation; not a number: there was none */
+    double loss; /* metric_for_best of this step's evaluation; not a number: there was none */
 } trainer_saves;
+
+/* Early stopping (trainer_patience.c): what evaluations came to. */
+typedef struct trainer_patience {
+    double best;
+    bool any;       /* there is a best one */
+    uint32_t count; /* evaluations since one was better by more than the threshold */
+    int64_t step;   /* of the latest that was counted */
+} trainer_patience;
 
 /* What a start finds in OUTPUT_DIR, judged while it is held, so that what it makes itself can be told from the rest. */
 typedef struct trainer_found {
@@ -151,6 +160,7 @@ typedef struct trainer {
     double losses[TRAINER_LOSSES]; /* of the latest steps, in a ring (diagnose.c) */
     uint32_t n_losses;
     trainer_eval eval;
+    trainer_patience patience;
     reference_values reference;
     trainer_life life;
     trainer_said said;
@@ -288,6 +298,16 @@ tm_status trainer_save_last(trainer *t);
 void trainer_describe_saves(const trainer *t, tm_json_writer *w); /* into a commit, */
 tm_status trainer_read_saves(trainer *t, const tm_json *info);    /* and from it */
 tm_status trainer_committed_saves(trainer *t);                    /* it was published */
+
+/* trainer_patience.c: metric_for_best_model, early stopping. */
+tm_status trainer_check_metric(const trainer *t);     /* the data are there: evaluations have it */
+double trainer_metric(const trainer *t, double loss); /* of the latest evaluation */
+double trainer_bits_per_byte(const trainer *t);       /* the same; NAN: not known */
+void trainer_count_patience(trainer *t, double value);
+bool trainer_is_out_of_patience(const trainer *t); /* the run ends with this step */
+void trainer_say_patience(const trainer *t);
+void trainer_describe_patience(const trainer *t, tm_json_writer *w); /* into a commit, */
+void trainer_read_patience(trainer *t, const tm_json *info);         /* and from it */
 
 /* trainer_room.c: what the run will write to OUTPUT_DIR has room there. After the job is open, whose space is taken by
  * then; of the rank that speaks. */

@@ -3,6 +3,7 @@
 #include "train/trainer_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 
 static uint64_t sum(const uint64_t *by_kind) {
     uint64_t all = 0;
@@ -108,6 +109,20 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     return rc;
 }
 
+/* The same once more under HF Trainer's names, which metric_for_best_model takes. */
+static void eval_fields(const trainer *t, tm_json_writer *w, double loss) {
+    double value[STEP_METRICS], bits = trainer_bits_per_byte(t);
+    uint32_t n = step_total_metrics(t->job, &t->eval.total, value);
+    char name[64];
+    tm_jw_field_double(w, "eval_loss", loss);
+    if (!t->job->objective->by_sample) tm_jw_field_double(w, "eval_perplexity", exp(loss));
+    if (isfinite(bits)) tm_jw_field_double(w, "eval_bits_per_byte", bits);
+    for (uint32_t i = 0; i < n; i++) {
+        snprintf(name, sizeof name, "eval_%s", t->job->objective->metric[i]);
+        if (isfinite(value[i])) tm_jw_field_double(w, name, value[i]);
+    }
+}
+
 tm_status trainer_log_event(trainer *t, const char *event, const char *hash, double eval_loss) {
     tm_buf out = {0};
     tm_json_writer w;
@@ -122,6 +137,7 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
         if (!t->job->objective->by_sample) tm_jw_field_double(&w, "perplexity", exp(eval_loss));
         tm_jw_field_uint(&w, "label_tokens", t->eval.total.labels);
         step_total_write(t->job, &t->eval.total, &w);
+        eval_fields(t, &w, eval_loss);
     }
     return trainer_line_end(t, &w, &out);
 }

@@ -87,6 +87,7 @@ void trainer_describe_saves(const trainer *t, tm_json_writer *w) {
     tm_jw_field_object(w, "best");
     tm_jw_field_int(w, "step", s->best);
     tm_jw_field_double(w, "loss", s->best_loss);
+    if (strcmp(t->s.cfg->metric_for_best, "loss") != 0) tm_jw_field_str(w, "metric", t->s.cfg->metric_for_best);
     tm_jw_field_bool(w, "greater_is_better", t->s.cfg->greater_is_better);
     tm_jw_field_str(w, "eval", eval_hash(t, text));
     tm_jw_object_end(w);
@@ -208,7 +209,7 @@ static tm_status log_best(trainer *t) {
     tm_json_writer w;
     trainer_line_begin(t, &w, &line, "best");
     tm_jw_field_int(&w, "best_step", t->saves.best);
-    tm_jw_field_double(&w, "loss", t->saves.best_loss);
+    tm_jw_field_double(&w, t->s.cfg->metric_for_best, t->saves.best_loss);
     return trainer_line_end(t, &w, &line);
 }
 
@@ -217,8 +218,8 @@ static tm_status load_best(trainer *t) {
     char path[4096];
     folders f = {checkpoint_path(t, t->saves.best, path, sizeof path), t->s.cfg->output_dir};
     trainer_kill_point("kill_before_export");
-    tm_log(TM_LOG_INFO, "the best model is that of step %" PRId64 ", evaluation loss %.6g: it goes to %s",
-           t->saves.best, t->saves.best_loss, f.to);
+    tm_log(TM_LOG_INFO, "the best model is that of step %" PRId64 ", evaluation %s %.6g: it goes to %s", t->saves.best,
+           t->s.cfg->metric_for_best, t->saves.best_loss, f.to);
     TM_TRY(tm_list_dir(f.from, copy_one, &f));
     trainer_kill_point("kill_in_export");
     return TM_OK;

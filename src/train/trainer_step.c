@@ -88,13 +88,11 @@ static tm_status one_step(trainer *t) {
 static void say_evaluation(const trainer *t, double loss) {
     double value[STEP_METRICS];
     uint32_t n = step_total_metrics(t->job, &t->eval.total, value);
-    if (!t->job->objective->by_sample)
-        tm_say("step %" PRId64 ": evaluation loss %.4f, perplexity %.3f\n", t->step, loss, exp(loss));
-    else
-        tm_say("step %" PRId64 ": evaluation loss %.4f", t->step, loss);
+    tm_say("step %" PRId64 ": evaluation loss %.4f", t->step, loss);
+    if (!t->job->objective->by_sample) tm_say(", perplexity %.3f", exp(loss));
     for (uint32_t i = 0; i < n; i++)
         if (isfinite(value[i])) tm_say(", %s %.4g", t->job->objective->metric[i], value[i]);
-    if (t->job->objective->by_sample) tm_say("\n");
+    tm_say("\n");
 }
 
 static tm_status evaluate(trainer *t) {
@@ -118,7 +116,8 @@ static tm_status evaluate(trainer *t) {
     t->eval.under_way = false;
     if (rc != TM_OK) return rc;
     double loss = step_total_loss(t->job, &t->eval.total);
-    t->saves.loss = loss;
+    t->saves.loss = trainer_metric(t, loss);
+    trainer_count_patience(t, t->saves.loss);
     if (!t->s.args->quiet) say_evaluation(t, loss);
     return trainer_log_event(t, "eval", NULL, loss);
 }
@@ -146,8 +145,8 @@ static tm_status after_step(trainer *t) {
     t->unfinished = true;
     t->saves.loss = NAN;
     if (last || trainer_due(t, c->eval_steps, TM_BY_EPOCH_EVAL, t->step)) TM_TRY(evaluate(t));
-    if (last)
-        trainer_note_best(t);
+    if (last || trainer_is_out_of_patience(t))
+        trainer_note_best(t); /* the model goes to OUTPUT_DIR itself */
     else
         TM_TRY(trainer_save_checkpoint(t));
     t->unfinished = false;
@@ -181,7 +180,7 @@ static bool stops(const trainer *t) {
 
 static tm_status run_steps(trainer *t, bool *between) {
     if (t->unfinished) TM_TRY(after_step(t));
-    while (t->step < t->s.cfg->total_steps) {
+    while (t->step < t->s.cfg->total_steps && !trainer_is_out_of_patience(t)) {
         *between = stops(t);
         if (*between) return TM_ESIGNAL;
         bool commit = trainer_commit_due(t);
@@ -189,6 +188,7 @@ static tm_status run_steps(trainer *t, bool *between) {
         TM_TRY(after_step(t));
         if (commit && t->committed != t->step) TM_TRY(trainer_commit(t));
     }
+    if (trainer_is_out_of_patience(t)) trainer_say_patience(t);
     return TM_OK;
 }
 

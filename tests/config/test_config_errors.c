@@ -216,7 +216,7 @@ static const bad cases[] = {
     {TM_EINPUT, "+\"sample_packing\": true, \"group_by_length\": true", {"is for rows of one sample"}},
     {TM_EINPUT, "+\"train_on_inputs\": true, \"mask_history\": true", {"learns the last answer alone"}},
     {TM_EINPUT, "+\"data_seed\": true, \"zero_optimization\": []", {"2 problems", "not true"}},
-    {TM_EINPUT, "+\"metric_for_best_model\": \"accuracy\"", {"metric_for_best_model"}},
+    {TM_EINPUT, "+\"metric_for_best_model\": 3", {"metric_for_best_model"}},
     {TM_EINPUT, "+\"max_steps\": 3, \"deepspeed\": {\"max_steps\": 4}", {"max_steps"}},
     {TM_EINPUT, "+\"no_decay\": [\"a\", \"b\"]", {"no_decay"}, {"no_decay=[\"a\", \"\"]"}},
     {TM_EINPUT, "+\"bf16\": {\"enabled\": true}, \"fp16\": {\"enabled\": true}", {"bf16.enabled", "fp16.enabled"}},

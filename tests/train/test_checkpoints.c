@@ -237,6 +237,90 @@ static void kills_change_neither_choice_nor_folders(void **state) {
     }
 }
 
+/* ---- early stopping ---------------------------------------------------------------------------------------------- */
+
+/* The step at which HF's EarlyStoppingCallback ends the run; 0: it does not. */
+static int64_t stops_at(const double loss[STEPS + 1], unsigned patience, double threshold) {
+    double best = 0;
+    bool any = false;
+    unsigned count = 0;
+    for (int64_t step = 1; step <= STEPS; step++) {
+        if (!(loss[step] > 0)) continue; /* no evaluation */
+        bool better = !any || (loss[step] < best && best - loss[step] > threshold);
+        count = better ? 0 : count + 1;
+        if (!any || loss[step] < best) best = loss[step];
+        any = true;
+        if (count >= patience) return step;
+    }
+    return 0;
+}
+
+static int64_t last_step(const char *output) {
+    size_t len;
+    char *text = run_read(run_path(output, "log.jsonl"), &len), *end = strstr(text, "{\"event\": \"end\", \"step\": ");
+    assert_non_null(end);
+    int64_t step = strtoll(end + 26, NULL, 10);
+    free(text);
+    return step;
+}
+
+/* It ends where HF's would, gives the best model away, says so when it is asked again, and kills change nothing. */
+static void patience_ends_the_run(void **state) {
+    (void)state;
+    scene s = scene_open();
+    double loss[STEPS + 1];
+    run_result r = train(&s, NULL, SETS("save_total_limit=2"));
+    expect(&r, 0, NULL);
+    losses(s.output, loss);
+    run_remove(s.output);
+    double threshold = 0;
+    unsigned patience = 1;
+    int64_t wanted = stops_at(loss, patience, threshold);
+    if (!wanted || wanted == STEPS) threshold = 1e9, patience = 2, wanted = stops_at(loss, patience, threshold);
+    assert_true(wanted > 0 && wanted < STEPS);
+    const char *const *sets = SETS("load_best_model_at_end=true", run_format("early_stopping_patience=%u", patience),
+                                   run_format("early_stopping_threshold=%g", threshold));
+    r = train(&s, NULL, sets);
+    expect(&r, 0, NULL);
+    assert_int_equal(last_step(s.output), wanted);
+    const char *kept = run_path(s.dir, "kept.safetensors");
+    run_copy(run_path(s.output, "model.safetensors"), kept);
+    r = train(&s, NULL, sets);
+    expect(&r, 0, NULL);
+    assert_int_equal(last_step(s.output), wanted);
+    r = train(&s, NULL, SETS("load_best_model_at_end=true", "early_stopping_patience=7"));
+    expect(&r, 2, "early_stopping_patience");
+    run_remove(s.output);
+    static const char *const points[] = {"kill_before_manifest:2", "kill_before_export:1", "kill_in_export:2"};
+    for (unsigned i = 0; i < TM_COUNT(points); i++) {
+        const char *env[] = {run_format("TIDEMILL_FAULT=%s:kill:once", points[i]), NULL};
+        (void)ends(&s, &(run_opts){.env = env}, sets);
+    }
+    if (!ends(&s, &(run_opts){0}, sets)) fail_msg("it does not end");
+    assert_int_equal(last_step(s.output), wanted);
+    if (!same_file(kept, run_path(s.output, "model.safetensors"))) fail_msg("another model than undisturbed");
+}
+
+/* The best by a metric that rises is another than by the loss, or the same; either is what the log says. */
+static void best_by_any_metric(void **state) {
+    (void)state;
+    scene s = scene_open();
+    run_result r = train(&s, NULL, SETS("metric_for_best_model=eval_token_accuracy", "load_best_model_at_end=true"));
+    size_t len;
+    expect(&r, 0, NULL);
+    char *text = run_read(run_path(s.output, "log.jsonl"), &len);
+    double best = -1;
+    int64_t at = 0;
+    for (char *line = text; (line = strstr(line, "{\"event\": \"eval\", \"step\": ")); line++) {
+        double v = strtod(strstr(line, "\"eval_token_accuracy\": ") + 23, NULL);
+        if (v > best) best = v, at = strtoll(line + 27, NULL, 10);
+    }
+    const char *said = strstr(text, "\"best_step\": ");
+    assert_non_null(said);
+    assert_int_equal(strtoll(said + 13, NULL, 10), at);
+    free(text);
+}
+
 /* What HF Trainer refuses, and what this version has not. */
 static void settings_that_contradict_are_refused(void **state) {
     (void)state;
@@ -245,7 +329,9 @@ static void settings_that_contradict_are_refused(void **state) {
         {"load_best_model_at_end=true", "save_strategy=no", "must be a multiple of \"eval_steps\""},
         {"load_best_model_at_end=true", "eval_strategy=no", "compares evaluations"},
         {"save_strategy=best", "eval_steps=0", "compares evaluations"},
-        {"metric_for_best_model=accuracy", "save_steps=2", "metric_for_best_model"},
+        {"metric_for_best_model=accuracy", "save_steps=2",
+         "has no \"accuracy\"; it has loss, perplexity, token_accuracy"},
+        {"early_stopping_patience=2", "eval_strategy=no", "counts evaluations"},
     };
     scene s = scene_open();
     for (unsigned i = 0; i < TM_COUNT(rows); i++) {
@@ -306,6 +392,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(the_best_is_kept_and_loaded, run_clean),
         cmocka_unit_test_teardown(kills_change_neither_choice_nor_folders, run_clean),
+        cmocka_unit_test_teardown(patience_ends_the_run, run_clean),
+        cmocka_unit_test_teardown(best_by_any_metric, run_clean),
         cmocka_unit_test_teardown(settings_that_contradict_are_refused, run_clean),
         cmocka_unit_test_teardown(a_best_that_is_not_whole_is_not_loaded, run_clean),
         cmocka_unit_test_teardown(a_longer_run_forgets_what_is_gone, run_clean),

@@ -148,9 +148,15 @@ static const char *const may_change[] = {"model",
                                          "commit_minutes",
                                          "logging_strategy",
                                          "zero_optimization"};
-static const char *const without_best[] = {
-    "save_strategy", "metric_for_best_model", "greater_is_better", "load_best_model_at_end", "save_steps",
-    "eval_steps",    "eval_strategy"};
+static const char *const without_best[] = {"save_strategy",
+                                           "metric_for_best_model",
+                                           "greater_is_better",
+                                           "early_stopping_patience",
+                                           "early_stopping_threshold",
+                                           "load_best_model_at_end",
+                                           "save_steps",
+                                           "eval_steps",
+                                           "eval_strategy"};
 static const char *const on_other_ranks[] = {"per_device_train_batch_size", "gradient_accumulation_steps"};
 
 static bool is_one_of(const char *const *names, size_t n, const char *name) {

@@ -219,13 +219,13 @@ static tm_status judge_finished(trainer *t, const earlier *e) {
     tm_status rc = compare_finished(t, e, &differ);
     if (rc == TM_OK && differ.len)
         rc = refuse_other(t, e, differ.data);
-    else if (rc == TM_OK && (elsewhere || (t->s.cfg->total_steps > e->step && !t->from.commit)))
+    else if (rc == TM_OK && (elsewhere || (t->s.cfg->total_steps > e->step && !t->from.commit && !e->early)))
         rc = earlier_refuse_finished(t, e);
     else if (rc == TM_OK && t->s.cfg->total_steps < e->step) {
         snprintf(steps, sizeof steps, "max_steps gives %" PRId64 " steps", t->s.cfg->total_steps);
         rc = refuse_other(t, e, steps);
     }
-    t->from.done = rc == TM_OK && t->s.cfg->total_steps == e->step;
+    t->from.done = rc == TM_OK && (t->s.cfg->total_steps == e->step || (e->early && !elsewhere));
     tm_buf_free(&differ);
     return rc;
 }
@@ -297,6 +297,7 @@ tm_status trainer_check_commit(trainer *t) {
     t->unfinished = unfinished && unfinished->boolean;
     TM_TRY(trainer_read_scale(t, info));
     TM_TRY(trainer_read_saves(t, info));
+    trainer_read_patience(t, info);
     TM_TRY(trainer_check_log(t, info));
     t->committed = t->from.old.other ? -1 : t->step; /* of this run's own layout there is none yet */
     return TM_OK;

@@ -17,6 +17,8 @@ tm_status earlier_read(const char *path, earlier *out) {
     out->any = true;
     out->finished = tm_json_is(tm_json_get(root, "status"), "finished");
     out->damaged = tm_json_is(tm_json_get(root, "status"), "damaged");
+    const tm_json *early = tm_json_get(root, "stopped_early");
+    out->early = early && early->boolean;
     out->starting = tm_json_is(tm_json_get(root, "status"), "starting");
     const tm_json *key = tm_json_get(root, "key");
     if (key && key->type == TM_JSON_STRING && tm_io_is_key(key->text)) memcpy(out->key, key->text, sizeof out->key);
