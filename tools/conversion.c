@@ -146,7 +146,8 @@ static int report_of(const conversion *c) {
 static tm_status judge(const conversion *c, const char *model, const char *adapter, tm_eval_result *out) {
     const tm_conversion *asked = c->asked;
     const tm_eval_args args = {.model = model,
-                               .data = asked->eval,
+                               .data = &asked->eval,
+                               .n_data = 1,
                                .tiers = {.host_budget = asked->host_budget == UINT64_MAX ? 0 : asked->host_budget,
                                          .offload_path = asked->offload,
                                          .adapter = adapter}};
@@ -204,5 +205,7 @@ int tm_run_conversion(const tm_conversion *asked) {
     conversion c = {.asked = asked};
     int rc = run_all(&c) == TM_OK ? report_of(&c) : tm_cmd_fail();
     free_rows(&c);
+    tm_eval_free(&c.before);
+    tm_eval_free(&c.after);
     return rc;
 }

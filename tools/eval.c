@@ -6,61 +6,114 @@
 #include <math.h>
 #include <stdio.h>
 
+/* ---- as JSON ---------------------------------------------------------------------------------------------------- */
+
+static void json_files(tm_json_writer *w, const tm_eval_result *r) {
+    if (r->n_files < 2) return;
+    tm_jw_field_object(w, "files");
+    for (uint32_t i = 0; i < r->n_files; i++) {
+        tm_jw_field_object(w, r->file[i].name);
+        tm_jw_field_double(w, "loss", r->file[i].loss);
+        tm_jw_field_double(w, "perplexity", exp(r->file[i].loss));
+        tm_jw_field_uint(w, "tokens", r->file[i].label_tokens);
+        tm_jw_object_end(w);
+    }
+    tm_jw_object_end(w);
+}
+
+static void json_data(tm_json_writer *w, const tm_eval_args *a, const tm_eval_result *r) {
+    tm_jw_field_str(w, "objective", r->objective);
+    tm_jw_field_double(w, "loss", r->loss);
+    if (!r->by_sample) tm_jw_field_double(w, "perplexity", r->perplexity);
+    if (isfinite(r->bits_per_byte)) tm_jw_field_double(w, "bits_per_byte", r->bits_per_byte);
+    for (uint32_t i = 0; i < r->n_metrics; i++)
+        if (isfinite(r->value[i])) tm_jw_field_double(w, r->metric[i], r->value[i]);
+    tm_jw_field_uint(w, "tokens", r->label_tokens);
+    tm_jw_field_uint(w, "positions", r->tokens);
+    if (r->label_bytes) tm_jw_field_uint(w, "bytes", r->label_bytes);
+    tm_jw_field_uint(w, "rows", r->rows);
+    tm_jw_field_uint(w, "samples", r->samples);
+    json_files(w, r);
+    if (!a->exact_match) return;
+    tm_jw_field_double(w, "exact_match", r->compared ? (double)r->exact / (double)r->compared : 0);
+    tm_jw_field_uint(w, "exact", r->exact);
+    tm_jw_field_uint(w, "compared", r->compared);
+}
+
 static int print_json(const tm_eval_args *a, const tm_eval_result *r) {
     tm_json_writer w;
     tm_cli_json(&w, 0);
-    tm_jw_field_str(&w, "objective", r->objective);
-    tm_jw_field_double(&w, "loss", r->loss);
-    if (!r->by_sample) tm_jw_field_double(&w, "perplexity", r->perplexity);
-    for (uint32_t i = 0; i < r->n_metrics; i++)
-        if (isfinite(r->value[i])) tm_jw_field_double(&w, r->metric[i], r->value[i]);
-    tm_jw_field_uint(&w, "tokens", r->label_tokens);
-    tm_jw_field_uint(&w, "positions", r->tokens);
-    tm_jw_field_uint(&w, "rows", r->rows);
-    tm_jw_field_uint(&w, "samples", r->samples);
-    if (a->exact_match) {
-        tm_jw_field_double(&w, "exact_match", r->compared ? (double)r->exact / (double)r->compared : 0);
-        tm_jw_field_uint(&w, "exact", r->exact);
-        tm_jw_field_uint(&w, "compared", r->compared);
-    }
+    json_data(&w, a, r);
     tm_jw_field_double(&w, "seconds", r->seconds);
     return tm_cli_print_json(&w) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
 }
 
-static void print_text(const tm_eval_args *a, const tm_eval_result *r) {
+/* ---- as text ---------------------------------------------------------------------------------------------------- */
+
+static void print_data(const tm_eval_args *a, const tm_eval_result *r) {
     printf("loss %.6f", r->loss);
     if (!r->by_sample) printf("  perplexity %.4f", r->perplexity);
+    if (isfinite(r->bits_per_byte)) printf("  bits a byte %.4f", r->bits_per_byte);
     printf("  tokens %" PRIu64 "  rows %" PRIu64 "\n", r->label_tokens, r->rows);
     for (uint32_t i = 0; i < r->n_metrics; i++)
         if (isfinite(r->value[i])) printf("%-20s %.6g\n", r->metric[i], r->value[i]);
+    for (uint32_t i = 0; i < r->n_files && r->n_files > 1; i++)
+        printf("%s: loss %.6f  perplexity %.4f  tokens %" PRIu64 "\n", r->file[i].name, r->file[i].loss,
+               exp(r->file[i].loss), r->file[i].label_tokens);
     if (a->exact_match) printf("exact match %" PRIu64 " of %" PRIu64 "\n", r->exact, r->compared);
 }
 
+/* ---- the command ------------------------------------------------------------------------------------------------ */
+
+enum { MOST_FILES = 64 };
+
+typedef struct numbers {
+    int64_t seq_len, rows, max_new, show;
+} numbers;
+
+static bool in_range(const numbers *n) {
+    return n->seq_len >= 0 && n->seq_len <= 1 << 24 && n->rows >= 0 && n->rows <= 4096 && n->max_new >= 0 &&
+           n->max_new <= 1 << 20 && n->show >= 0 && n->show <= 1 << 20;
+}
+
+static int run(const tm_eval_args *a, bool json) {
+    tm_eval_result r;
+    int rc = TM_EXIT_DONE;
+    if (tm_eval_run(a, &r) != TM_OK) {
+        rc = tm_cmd_fail();
+    } else if (json) {
+        rc = print_json(a, &r);
+    } else {
+        print_data(a, &r);
+    }
+    tm_eval_free(&r);
+    return rc;
+}
+
 int tm_cmd_eval(int argc, char **argv) {
-    const char *precision = NULL, *set[256];
-    tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)};
-    int64_t seq_len = 0, rows = 0, max_new = 64, show = 0;
+    const char *precision = NULL, *set[256], *data[MOST_FILES];
+    tm_opt_list sets = {.value = set, .cap = TM_COUNT(set)}, files = {.value = data, .cap = MOST_FILES};
+    numbers n = {.max_new = 64};
     bool json = false;
     tm_eval_args a = {0};
-    tm_eval_result r;
     const tm_opt opts[] = {
         TM_OPTION("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
-        TM_OPTION("data", TM_OPT_STRING, &a.data, "FILE",
-                  "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids"),
+        TM_OPTION("data", TM_OPT_LIST, &files, "FILE",
+                  "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids; may be repeated"),
         {"config", TM_OPT_STRING, &a.config, "FILE|DIR",
          "configuration, or OUTPUT_DIR of a run: its objective, and what is not said here", false, 'c'},
         TM_OPTION("set", TM_OPT_LIST, &sets, "KEY=VALUE",
                   "a key of the configuration (objective.type=dpo); may be repeated"),
         TM_OPTION("precision", TM_OPT_STRING, &precision, "fp32|bf16",
                   "arithmetic (default: the configuration's, else fp32)"),
-        TM_OPTION("seq-len", TM_OPT_INT, &seq_len, "N",
+        TM_OPTION("seq-len", TM_OPT_INT, &n.seq_len, "N",
                   "longer rows are cut (default: the configuration's, else 2048)"),
-        TM_OPTION("rows", TM_OPT_INT, &rows, "N",
+        TM_OPTION("rows", TM_OPT_INT, &n.rows, "N",
                   "rows, or pairs, computed together (default: the configuration's, else 1)"),
         TM_FLAG("exact-match", &a.exact_match,
                 "also answer each conversation greedily and compare with its last message"),
-        TM_OPTION("max-new-tokens", TM_OPT_INT, &max_new, "N", "exact match: longest answer (64; 0: none)"),
-        TM_OPTION("show", TM_OPT_INT, &show, "N", "exact match: print the first N answers to stderr"),
+        TM_OPTION("max-new-tokens", TM_OPT_INT, &n.max_new, "N", "exact match: longest answer (64; 0: none)"),
+        TM_OPTION("show", TM_OPT_INT, &n.show, "N", "exact match: print the first N answers to stderr"),
         TM_OPTION("adapter", TM_OPT_STRING, &a.tiers.adapter, "DIR", "adapter to run it with, as PEFT's folder has it"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &a.tiers.host_budget, "SIZE", "hard limit of host memory"),
         TM_OPTION("offload-path", TM_OPT_STRING, &a.tiers.offload_path, "PATH", "where weights go that do not fit"),
@@ -68,34 +121,27 @@ int tm_cmd_eval(int argc, char **argv) {
         TM_OPTION("device-budget", TM_OPT_SIZE, &a.tiers.device_budget, "SIZE", "hard limit of the device's memory"),
         TM_FLAG("json", &json, "print one JSON object"),
     };
-    const tm_cli cli = {.usage = "eval --model DIR --data FILE [--config FILE|DIR] [--exact-match] [--json]",
-                        .about =
-                            "Prints loss and perplexity of a model on a data file; tokens are those that have a label. "
-                            "With a configuration, loss and metrics of its objective.",
-                        .example = "tidemill eval --model smollm2 --data heldout.jsonl --exact-match\n"
-                                   "tidemill eval --config out --data heldout-pairs.jsonl --beta 0.2",
-                        .keys = &sets,
-                        TM_CLI_OPTIONS(opts)};
+    const tm_cli cli = {
+        .usage = "eval --model DIR --data FILE... [--config FILE|DIR] [--exact-match] [--json]",
+        .about = "Prints loss and perplexity of a model on data files; tokens are those that have a label. With a "
+                 "configuration, loss and metrics of its objective.",
+        .example = "tidemill eval --model smollm2 --data heldout.jsonl --exact-match\n"
+                   "tidemill eval --config out --data heldout-pairs.jsonl --beta 0.2",
+        .keys = &sets,
+        TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    if (!a.config && (!a.model || !a.data))
+    if (!a.config && (!a.model || !files.count))
         return tm_cli_wrong("eval", "--%s is missing; it may be left out with --config", a.model ? "data" : "model");
     a.precision_given = precision != NULL;
     a.model = tm_cmd_model(a.model);
     a.tiers.adapter = tm_cmd_model(a.tiers.adapter);
     rc = precision ? tm_precision_option("eval", precision, &a.precision) : -1;
     if (rc >= 0) return rc;
-    if (seq_len < 0 || seq_len > 1 << 24 || rows < 0 || rows > 4096 || max_new < 0 || max_new > 1 << 20 || show < 0 ||
-        show > 1 << 20)
-        return tm_cli_wrong("eval", "a number is out of range");
-    a.set = set;
-    a.n_set = sets.count;
-    a.seq_len = (uint32_t)seq_len;
-    a.rows = (uint32_t)rows;
-    a.max_new_tokens = (uint32_t)max_new;
-    a.show = (uint32_t)show;
-    if (tm_eval_run(&a, &r) != TM_OK) return tm_cmd_fail();
-    if (json) return print_json(&a, &r);
-    print_text(&a, &r);
-    return TM_EXIT_DONE;
+    if (!in_range(&n)) return tm_cli_wrong("eval", "a number is out of range");
+    a.set = set, a.n_set = sets.count;
+    a.data = data, a.n_data = files.count;
+    a.seq_len = (uint32_t)n.seq_len, a.rows = (uint32_t)n.rows;
+    a.max_new_tokens = (uint32_t)n.max_new, a.show = (uint32_t)n.show;
+    return run(&a, json);
 }

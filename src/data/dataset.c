@@ -8,7 +8,18 @@ void tm_dataset_close(tm_dataset *ds) {
     data_packer_close(ds->packer);
     data_store_free(&ds->store);
     tm_free(ds->scratch);
+    tm_free(ds->group_end);
     tm_free(ds);
+}
+
+uint32_t tm_dataset_groups(const tm_dataset *ds) {
+    return ds->n_groups;
+}
+
+uint32_t tm_dataset_group(const tm_dataset *ds, uint64_t sample) {
+    uint32_t g = 0;
+    while (g + 1 < ds->n_groups && sample >= ds->group_end[g]) g++;
+    return g;
 }
 
 const tm_dataset_counts *tm_dataset_get_counts(const tm_dataset *ds) {

@@ -202,6 +202,10 @@ typedef struct tm_dataset_counts {
     uint64_t first_bad_line; /* the record's number in its file; 0: none */
 } tm_dataset_counts;
 const tm_dataset_counts *tm_dataset_get_counts(const tm_dataset *ds);
+/* Of tm_data_files with groups: which one a sample (in file order) is of. 0 groups: it is not known (samples that come more than
+ * once, a dataset that was kept, row sources). */
+uint32_t tm_dataset_groups(const tm_dataset *ds);
+uint32_t tm_dataset_group(const tm_dataset *ds, uint64_t sample);
 /* Rows in file order, all of a sample side by side, and how long one is. */
 uint64_t tm_dataset_rows(const tm_dataset *ds);
 uint32_t tm_dataset_row_tokens(const tm_dataset *ds, uint64_t row);

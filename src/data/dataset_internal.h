@@ -173,7 +173,9 @@ struct tm_dataset {
     data_store store;
     tm_dataset_counts counts;
     uint64_t fingerprint;
-    double part; /* of the files that was read */
+    double part;         /* of the files that was read */
+    uint64_t *group_end; /* [n_groups] samples up to the end of each */
+    uint32_t n_groups;   /* 0: not known */
     tm_rows kind;
     tm_truncation truncation;
     bool is_rows, shuffle, labels_of_prompt;

@@ -150,6 +150,15 @@ static tm_status apply(selection *s) {
     return TM_OK;
 }
 
+static tm_status remember(const selection *s) {
+    uint32_t n = s->files->n_groups;
+    s->ds->group_end = tm_malloc(n * sizeof *s->ds->group_end);
+    if (!s->ds->group_end) return tm_nomem(n * sizeof *s->ds->group_end);
+    for (uint32_t g = 0; g < n; g++) s->ds->group_end[g] = s->end[g];
+    s->ds->n_groups = n;
+    return TM_OK;
+}
+
 tm_status data_select(tm_dataset *ds, const tm_data_files *files, const tm_dataset_opts *opts, const uint64_t *end) {
     selection s = {.ds = ds, .files = files, .opts = opts, .end = end};
     tm_status rc = TM_OK;
@@ -157,7 +166,7 @@ tm_status data_select(tm_dataset *ds, const tm_data_files *files, const tm_datas
     s.kept = tm_calloc(files->n_groups, sizeof *s.kept);
     if (!s.wanted || !s.kept) TM_GO(tm_nomem(files->n_groups * sizeof *s.kept));
     for (uint32_t g = 0; g < files->n_groups; g++) s.wanted[g] = wanted_of(&s, g);
-    if (!is_all(&s)) TM_GO(apply(&s));
+    rc = is_all(&s) ? remember(&s) : apply(&s);
 done:
     TM_FREE_ALL(s.wanted, s.kept);
     return rc;

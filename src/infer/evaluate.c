@@ -58,6 +58,7 @@ static void take_total(const evaluation *e, const step_total *total, tm_eval_res
     out->by_sample = o->by_sample;
     out->loss = step_total_loss(e->job, total);
     out->perplexity = exp(out->loss);
+    out->bits_per_byte = out->label_bytes ? total->loss_sum / (M_LN2 * (double)out->label_bytes) : NAN;
     out->n_metrics = step_total_metrics(e->job, total, out->value);
     for (uint32_t i = 0; i < out->n_metrics; i++) out->metric[i] = o->metric[i];
     out->samples = tm_dataset_get_counts(data_set(e->s.eval))->samples;
@@ -70,8 +71,10 @@ static tm_status measure(evaluation *e, tm_eval_result *out) {
     tm_dataset *ds = data_set(e->s.eval);
     job_shape shape = session_eval_shape(&e->s);
     uint64_t steps = tm_dataset_steps_per_epoch(ds);
+    TM_TRY(session_label_bytes(&e->s, &out->label_bytes));
     TM_TRY(ask_reference(e, &shape));
     TM_TRY(open_job(e, &shape));
+    TM_TRY(evaluate_files_open(e));
     pass_opts way = {.shape = shape, .loss = true};
     planner_choice c;
     tm_status rc = job_start(&(planner_ask){.job = e->job, .name = "evaluation", .way = &way, .n = 1}, &c);
@@ -89,6 +92,7 @@ static tm_status measure(evaluation *e, tm_eval_result *out) {
     job_phase_end(&phase);
     planner_drop(&c);
     if (rc == TM_OK) take_total(e, &total, out);
+    if (rc == TM_OK) rc = evaluate_files_report(e, out);
     job_close(e->job);
     e->job = NULL;
     return rc;
@@ -97,7 +101,7 @@ static tm_status measure(evaluation *e, tm_eval_result *out) {
 tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
     evaluation e = {.args = args};
     uint64_t began = tm_now_ns();
-    *out = (tm_eval_result){0};
+    *out = (tm_eval_result){.bits_per_byte = NAN};
     tm_status rc = evaluate_open(&e);
     if (rc == TM_OK) rc = measure(&e, out);
     if (rc == TM_OK && args->exact_match) rc = evaluate_exact(&e, out);
@@ -105,4 +109,10 @@ tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
     job_close(e.job);
     evaluate_close(&e);
     return rc;
+}
+
+void tm_eval_free(tm_eval_result *r) {
+    for (uint32_t i = 0; i < r->n_files; i++) tm_free(r->file[i].name);
+    tm_free(r->file);
+    *r = (tm_eval_result){0};
 }

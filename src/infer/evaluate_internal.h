@@ -6,18 +6,26 @@
 #include "infer/infer.h"
 #include "reference/reference.h"
 
+/* Of one of several files of data. */
+typedef struct file_sum {
+    double nll;
+    uint64_t labels;
+} file_sum;
+
 typedef struct evaluation {
     const tm_eval_args *args;
     tm_train_args asked; /* the session's */
     tm_config *loaded;   /* as it was read */
     tm_config cfg;       /* as it is judged: its model and adapter are those that are judged */
-    tm_data_item item;   /* cfg.data.eval_items, where the file was given */
+    tm_data_item *item;  /* cfg.data.eval_items, where files were given */
     tm_tier_args tiers;  /* where nothing was said, the configuration's */
     session s;           /* of cfg; s.eval is there, no training data */
     uint32_t vocabulary; /* of the model */
     reference_values reference;
     tm_job *job;
     uint64_t step;
+    file_sum *file; /* [n_files] cfg.data.eval_items; 0: rows are not told apart */
+    uint32_t n_files;
 } evaluation;
 
 /* evaluate_open.c: configuration, model and data. */
@@ -26,5 +34,9 @@ void evaluate_close(evaluation *e);
 
 /* evaluate_exact.c: into out->exact, out->compared. */
 TM_MUST_USE tm_status evaluate_exact(evaluation *e, tm_eval_result *out);
+
+/* evaluate_files.c: with the job open; after the last step. */
+TM_MUST_USE tm_status evaluate_files_open(evaluation *e);
+TM_MUST_USE tm_status evaluate_files_report(const evaluation *e, tm_eval_result *out);
 
 #endif

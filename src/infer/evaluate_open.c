@@ -105,16 +105,24 @@ static void choose_reference(evaluation *e) {
             tm_objective_of(c->objective.type)->name, c->model);
 }
 
+static tm_status take_files(evaluation *e) {
+    const tm_eval_args *a = e->args;
+    tm_config *c = &e->cfg;
+    e->item = tm_calloc(a->n_data, sizeof *e->item);
+    if (!e->item) return tm_nomem(a->n_data * sizeof *e->item);
+    for (size_t i = 0; i < a->n_data; i++)
+        e->item[i] =
+            (tm_data_item){.path = a->data[i], .weight = 1, .columns = c->data.columns, .sample_by = c->data.sample_by};
+    c->data.eval = a->data[0];
+    c->data.eval_items = (tm_data_items){e->item, (uint32_t)a->n_data};
+    c->data.split = 0;
+    return TM_OK;
+}
+
 static tm_status choose_data(evaluation *e) {
     const tm_eval_args *a = e->args;
     tm_config *c = &e->cfg;
-    if (a->data) {
-        e->item =
-            (tm_data_item){.path = a->data, .weight = 1, .columns = c->data.columns, .sample_by = c->data.sample_by};
-        c->data.eval = a->data;
-        c->data.eval_items = (tm_data_items){&e->item, 1};
-        c->data.split = 0;
-    }
+    if (a->n_data) TM_TRY(take_files(e));
     if (a->seq_len) c->data.seq_len = a->seq_len;
     if (a->rows) c->eval_batch_size = a->rows;
     if (c->data.eval) return TM_OK;
@@ -175,4 +183,5 @@ void evaluate_close(evaluation *e) {
     reference_free(&e->reference);
     e->s.cfg = e->loaded; /* with what it owns */
     session_close(&e->s);
+    TM_FREE_ALL(e->item, e->file);
 }

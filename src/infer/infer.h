@@ -31,7 +31,9 @@ typedef struct tm_eval_args {
     const char *config;     /* NULL: sft, in fp32; model and data are there then */
     const char *const *set; /* [n_set] key.path=value, over the configuration */
     size_t n_set;
-    const char *model, *data; /* NULL: the configuration's */
+    const char *model;       /* NULL: the configuration's */
+    const char *const *data; /* [n_data]; none: the configuration's */
+    size_t n_data;
     tm_dtype precision;
     bool precision_given;
     uint32_t seq_len, rows;  /* samples a micro-batch; 0: the configuration's, else 2048 tokens, 1 sample */
@@ -41,6 +43,12 @@ typedef struct tm_eval_args {
     tm_tier_args tiers;
 } tm_eval_args;
 enum { TM_EVAL_METRICS = 8 };
+/* Of one of several files of data, where the loss is one of tokens and rows are of one file. */
+typedef struct tm_eval_file {
+    char *name;
+    double loss;
+    uint64_t label_tokens;
+} tm_eval_file;
 typedef struct tm_eval_result {
     const char *objective;
     bool by_sample; /* the loss is a mean over samples, else over label tokens, which perplexity is of */
@@ -49,10 +57,16 @@ typedef struct tm_eval_result {
     double value[TM_EVAL_METRICS];       /* NAN: there is none */
     uint32_t n_metrics;
     uint64_t tokens, label_tokens, rows, samples; /* a pair is a sample of two rows */
+    uint64_t label_bytes;                         /* of text that the labels stand for; 0: not known */
+    double bits_per_byte;                         /* NAN: not known */
+    tm_eval_file *file;                           /* [n_files] */
+    uint32_t n_files;
     uint64_t exact, compared;
     double seconds;
 } tm_eval_result;
+/* tm_eval_free in any case. */
 TM_MUST_USE tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out);
+void tm_eval_free(tm_eval_result *r);
 
 typedef struct tm_generate_args {
     const char *model;

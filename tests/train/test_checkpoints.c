@@ -256,10 +256,11 @@ static int64_t stops_at(const double loss[STEPS + 1], unsigned patience, double 
 }
 
 static int64_t last_step(const char *output) {
+    static const char line[] = "{\"event\": \"end\", \"step\": ";
     size_t len;
-    char *text = run_read(run_path(output, "log.jsonl"), &len), *end = strstr(text, "{\"event\": \"end\", \"step\": ");
+    char *text = run_read(run_path(output, "log.jsonl"), &len), *end = strstr(text, line);
     assert_non_null(end);
-    int64_t step = strtoll(end + 26, NULL, 10);
+    int64_t step = strtoll(end + sizeof line - 1, NULL, 10);
     free(text);
     return step;
 }
@@ -311,9 +312,10 @@ static void best_by_any_metric(void **state) {
     char *text = run_read(run_path(s.output, "log.jsonl"), &len);
     double best = -1;
     int64_t at = 0;
-    for (char *line = text; (line = strstr(line, "{\"event\": \"eval\", \"step\": ")); line++) {
-        double v = strtod(strstr(line, "\"eval_token_accuracy\": ") + 23, NULL);
-        if (v > best) best = v, at = strtoll(line + 27, NULL, 10);
+    static const char event[] = "{\"event\": \"eval\", \"step\": ", key[] = "\"eval_token_accuracy\": ";
+    for (char *line = text; (line = strstr(line, event)); line++) {
+        double v = strtod(strstr(line, key) + sizeof key - 1, NULL);
+        if (v > best) best = v, at = strtoll(line + sizeof event - 1, NULL, 10);
     }
     const char *said = strstr(text, "\"best_step\": ");
     assert_non_null(said);

@@ -74,17 +74,17 @@ static tm_json_doc *judged(const char *const *arguments) {
     return doc;
 }
 
-/* Every number that the log has of the evaluation. Returns how many. */
+/* Every number that the log has of the evaluation, once more under HF Trainer's names. Returns how many. */
 static unsigned compare(const char *what, tm_json_doc *want, tm_json_doc *got, double rel) {
     unsigned n = 0;
     for (const tm_json *m = tm_json_root(want)->child; m; m = m->next) {
-        bool labels = strcmp(m->key, "label_tokens") == 0;
-        const tm_json *is = tm_json_get(tm_json_root(got), labels ? "tokens" : m->key);
+        bool labels = strcmp(m->key, "label_tokens") == 0, again = strncmp(m->key, "eval_", 5) == 0;
+        const tm_json *is = tm_json_get(tm_json_root(got), labels ? "tokens" : again ? m->key + 5 : m->key);
         if (m->type != TM_JSON_NUMBER || strcmp(m->key, "step") == 0) continue;
         if (!is) fail_msg("%s: eval says nothing of %s", what, m->key);
         if (!(fabs(is->number - m->number) <= rel * fmax(1, fabs(m->number))))
             fail_msg("%s: %s is %.12g, in training %.12g", what, m->key, is->number, m->number);
-        n++;
+        n += !again;
     }
     tm_json_free(want);
     tm_json_free(got);
@@ -163,7 +163,46 @@ static void test_text(void **state) {
     run_free(&r);
     tm_json_doc *doc = judged(SETS("--config", s.out));
     assert_non_null(tm_json_get(tm_json_root(doc), "perplexity"));
-    assert_int_equal(compare("packed", logged(&s), doc, 1e-12), LOSS_AND_LABELS + 1);
+    assert_int_equal(compare("packed", logged(&s), doc, 1e-12), LOSS_AND_LABELS + 2);
+}
+
+/* Two files: what each comes to is what it comes to alone, and together they are the whole. Bits of a byte by hand: a label
+ * is a token of the answer, or its end, which is no text. */
+static void test_files(void **state) {
+    (void)state;
+    const char *dir = run_dir(),
+               *name[2] = {some_lines(dir, "a.jsonl", CHATS, 0, 5), some_lines(dir, "b.jsonl", CHATS, 5, 8)};
+    tm_json_doc *both = judged(SETS("--model", TINY, "--data", name[0], "--data", name[1]));
+    double nll = 0, tokens = 0, bytes = 0, right = 0;
+    for (int i = 0; i < 2; i++) {
+        tm_json_doc *one = judged(SETS("--model", TINY, "--data", name[i]));
+        const tm_json *of = tm_json_get(tm_json_get(tm_json_root(both), "files"), name[i]), *r = tm_json_root(one);
+        double n = tm_json_get(r, "tokens")->number, loss = tm_json_get(r, "loss")->number;
+        assert_non_null(of);
+        assert_true(fabs(tm_json_get(of, "loss")->number - loss) < 1e-9);
+        assert_true(tm_json_get(of, "tokens")->number == n);
+        assert_true(fabs(tm_json_get(r, "bits_per_byte")->number - loss * n / M_LN2 / tm_json_get(r, "bytes")->number) <
+                    1e-9);
+        nll += loss * n, tokens += n, bytes += tm_json_get(r, "bytes")->number;
+        right += tm_json_get(r, "token_accuracy")->number * n;
+        tm_json_free(one);
+    }
+    const tm_json *r = tm_json_root(both);
+    assert_true(fabs(tm_json_get(r, "loss")->number - nll / tokens) < 1e-9);
+    assert_true(tm_json_get(r, "bytes")->number == bytes);
+    assert_true(fabs(tm_json_get(r, "token_accuracy")->number - right / tokens) < 1e-9);
+    tm_json_free(both);
+}
+
+/* "Hello" and its end: five bytes of text, whatever the tokens. */
+static void test_bytes(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *data = run_path(dir, "one.jsonl");
+    run_write(data, "{\"messages\": [{\"role\": \"user\", \"content\": \"Say it.\"}, {\"role\": \"assistant\", "
+                    "\"content\": \"Hello\"}]}\n");
+    tm_json_doc *doc = judged(SETS("--model", TINY, "--data", data));
+    assert_true(tm_json_get(tm_json_root(doc), "bytes")->number == 5);
+    tm_json_free(doc);
 }
 
 static void refused(const char *want, const char *const *arguments) {
@@ -198,6 +237,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_objectives, run_clean), cmocka_unit_test_teardown(test_reference, run_clean),
         cmocka_unit_test_teardown(test_ranks, run_clean),      cmocka_unit_test_teardown(test_text, run_clean),
+        cmocka_unit_test_teardown(test_files, run_clean),      cmocka_unit_test_teardown(test_bytes, run_clean),
         cmocka_unit_test_teardown(test_refused, run_clean),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
