@@ -23,6 +23,7 @@ typedef struct task_field {
     const tm_json *said;
 } task_field;
 
+typedef enum task_kind { TASK_ANY, TASK_CHOICES, TASK_ANSWERS } task_kind; /* of rows that are wanted */
 typedef struct task_settings {
     const char *path, *data, *fewshot_data;
     task_field text, target, choice;
@@ -30,7 +31,7 @@ typedef struct task_settings {
     uint32_t fewshot;
     bool fewshot_random;
     uint64_t seed;
-    enum { TASK_ANY, TASK_CHOICES, TASK_ANSWERS } kind;
+    task_kind kind;
     const tm_json *metrics, *filters; /* NULL: the kind's own */
 } task_settings;
 

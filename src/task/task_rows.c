@@ -247,7 +247,7 @@ static tm_status doc_text(const reading *r, task_row *q) {
 }
 
 static tm_status check_kind(reading *r, const task_row *q) {
-    int wanted = r->t->set.kind;
+    task_kind wanted = r->t->set.kind;
     r->kinds |= q->n_choices ? 1 : 2;
     if (wanted == TASK_CHOICES && !q->n_choices) return wrong(r, "the row has no choices, which the task is of");
     if (wanted == TASK_ANSWERS && q->n_choices) return wrong(r, "the row has choices; the task is to be answered");
