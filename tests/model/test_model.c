@@ -120,7 +120,7 @@ static void bad_configurations(void **state) {
         {"{\"model_type\":\"llama\"}", "vocab_size is missing", TM_EINPUT},
         {"{\"model_type\":\"llama\",\"hidden_act\":\"relu2\"," SIZES "}", "silu", TM_EUNSUPPORTED},
         {"{\"model_type\":\"llama\",\"quantization_config\":{}," SIZES "}", "quantised", TM_EUNSUPPORTED},
-        {"{\"model_type\":\"llama\",\"quantization_config\":{\"quant_method\":\"gptq\"}," SIZES "}", "gptq",
+        {"{\"model_type\":\"llama\",\"quantization_config\":{\"quant_method\":\"aqlm\"}," SIZES "}", "aqlm",
          TM_EUNSUPPORTED},
         {"{\"model_type\":\"llama\",\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}"
          "," SIZES "}",
