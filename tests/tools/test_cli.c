@@ -169,9 +169,9 @@ static void check_example(const char *help) {
 
 static void test_every_command_answers(void **state) {
     (void)state;
-    static const char *const commands[] = {"train",    "plan",     "data",    "probe",   "eval",
-                                           "generate", "tokenize", "chat",    "convert", "export",
-                                           "bench",    "tune",     "inspect", "doctor",  "clean"};
+    static const char *const commands[] = {"new",    "top",   "report", "completion", "man",      "train", "plan",
+                                           "data",   "probe", "eval",   "generate",   "tokenize", "chat",  "convert",
+                                           "export", "bench", "tune",   "inspect",    "doctor",   "clean"};
     char out[65536], line[64], usage[64];
     for (size_t i = 0; i < TM_COUNT(commands); i++) {
         snprintf(line, sizeof line, "%s --help", commands[i]);
