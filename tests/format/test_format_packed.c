@@ -32,12 +32,15 @@ static int code_of(const uint32_t *words, uint64_t row_words, uint64_t r, uint64
     return (int)(word >> e * bits % 32 & ((1u << bits) - 1)) - (1 << (bits - 1));
 }
 
-/* scale: the largest magnitude of its elements over (2^bits - 1) / 2; a code is the nearest, of ties either. */
-static void check_matrix(const tm_st *st, const tm_source *in, const char *stem, unsigned bits, uint64_t group) {
+/* scale: the largest magnitude of its elements over (2^bits - 1) / 2; a code is the nearest, of ties either. Read back it is
+ * code times scale. */
+static void check_matrix(const tm_st *st, const tm_source *in, const tm_source *back, const char *stem, unsigned bits,
+                         uint64_t group) {
     char name[200];
     uint64_t n, n_words, n_scales, n_shape;
     snprintf(name, sizeof name, "%sweight", stem);
     float *x = values_of(in, name, &n);
+    float *is = values_of(back, name, &n);
     uint32_t *words = raw(st, stem, "weight_packed", TM_FMT_I32, &n_words);
     float *scale = raw(st, stem, "weight_scale", TM_FMT_F32, &n_scales);
     int64_t *shape = raw(st, stem, "weight_shape", TM_FMT_I64, &n_shape);
@@ -53,9 +56,11 @@ static void check_matrix(const tm_st *st, const tm_source *in, const char *stem,
             int code = code_of(words, n_words / rows, g / groups, g % groups * size + e, bits);
             double nearest = v > top ? top : v;
             if (fabs(nearest - code) > 0.5 + 1e-5) fail_msg("%s: %g became %d", stem, v, code);
+            assert_true(is[g * size + e] == (float)code * scale[g]);
         }
     }
     free(x);
+    free(is);
     free(words);
     free(scale);
     free(shape);
@@ -82,7 +87,7 @@ static void packed_weights_are_those_of_the_definition(void **state) {
                  {"int4", "arch_qwen2", 4, 32},
                  {"int4", "peft_base", 4, 64}};
     for (size_t i = 0; i < TM_COUNT(cases); i++) {
-        tm_source *in;
+        tm_source *in, *back;
         tm_st *st;
         unsigned matrices = 0;
         OK(tm_remove_tree(scratch("packed")));
@@ -94,6 +99,7 @@ static void packed_weights_are_those_of_the_definition(void **state) {
         if (cases[i].group) assert_int_equal(tm_json_get(w, "group_size")->integer, cases[i].group);
         tm_json_free(config);
         OK(tm_source_open(&in, fixture(cases[i].model)));
+        OK(tm_source_open(&back, scratch("packed")));
         OK(tm_st_open(&st, scratch("packed/model.safetensors")));
         for (uint32_t t = 0; t < tm_source_tensors(in); t++) {
             const tm_source_tensor *s = tm_source_tensor_get(in, t);
@@ -102,11 +108,12 @@ static void packed_weights_are_those_of_the_definition(void **state) {
             if (tm_st_find(st, s->name) >= 0 ? quantised : !quantised) fail_msg("%s", s->name);
             if (!quantised) continue;
             snprintf(stem, sizeof stem, "%.*s", (int)(strlen(s->name) - strlen("weight")), s->name);
-            check_matrix(st, in, stem, cases[i].bits, cases[i].group);
+            check_matrix(st, in, back, stem, cases[i].bits, cases[i].group);
             matrices++;
         }
         assert_true(matrices >= 8);
         tm_st_close(st);
+        tm_source_close(back);
         tm_source_close(in);
     }
 }
