@@ -32,7 +32,7 @@ static void json_engines(tm_json_writer *w, const char *key, const tm_plan_repor
     tm_jw_field_object(w, key);
     for (int e = 0; e < TM_ENGINES; e++)
         if (r->has_device || e <= TM_ENGINE_DISK_WRITE || (e == TM_ENGINE_COMM && r->ranks > 1))
-            tm_jw_field_double(w, tm_plan_engine_name((tm_engine)e, r->has_device), seconds[e]);
+            tm_jw_field_double(w, tm_plan_engine_name((tm_op_engine)e, r->has_device), seconds[e]);
     tm_jw_object_end(w);
 }
 
@@ -273,9 +273,9 @@ static void table_time(const tm_plan_report *r) {
     printf("%-12s %14s %14s\n", "seconds", "busy", "waited for");
     for (int e = 0; e < TM_ENGINES; e++)
         if (r->busy_seconds[e] > 0)
-            printf("%-12s %14.3f %14.3f%s\n", tm_plan_engine_name((tm_engine)e, r->has_device), r->busy_seconds[e],
+            printf("%-12s %14.3f %14.3f%s\n", tm_plan_engine_name((tm_op_engine)e, r->has_device), r->busy_seconds[e],
                    r->wait_seconds[e],
-                   r->bottleneck == tm_plan_engine_name((tm_engine)e, r->has_device) ? "   bottleneck" : "");
+                   r->bottleneck == tm_plan_engine_name((tm_op_engine)e, r->has_device) ? "   bottleneck" : "");
     printf("%-12s %14.3f                  %.0f tokens/s; %s\n", "a step", r->seconds_per_step, r->tokens_per_second,
            r->seconds_basis);
     if (r->padded_tokens_per_step > r->tokens_per_step)

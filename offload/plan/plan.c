@@ -99,7 +99,7 @@ done:
 static const char *const engine_names[TM_ENGINES] = {"cpu",      "disk_read", "disk_write", "copy_in",
                                                      "copy_out", "comm",      "device"};
 
-const char *tm_engine_name(tm_engine engine) {
+const char *tm_engine_name(tm_op_engine engine) {
     return engine < TM_ENGINES ? engine_names[engine] : "?";
 }
 

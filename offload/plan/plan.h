@@ -113,7 +113,7 @@ const char *tm_layout_file_path(const tm_layout *l, uint32_t file);
 /* Streams: operations of one engine start in index order, those of different engines overlap. Programs write compute,
  * copies and collectives; the disk operations are the compiler's, and so are copies where operations name their tier.
  * The executor runs CPU, disk, communication and the compiler's copies; all are simulated. */
-typedef enum tm_engine {
+typedef enum tm_op_engine {
     TM_ENGINE_CPU,
     TM_ENGINE_DISK_READ,
     TM_ENGINE_DISK_WRITE,
@@ -122,8 +122,8 @@ typedef enum tm_engine {
     TM_ENGINE_COMM,
     TM_ENGINE_DEVICE, /* compute on a device */
     TM_ENGINES
-} tm_engine;
-const char *tm_engine_name(tm_engine engine); /* "cpu", "disk_read", ... */
+} tm_op_engine;
+const char *tm_engine_name(tm_op_engine engine); /* "cpu", "disk_read", ... */
 typedef enum tm_use_access {
     TM_USE_READ = 1,
     TM_USE_WRITE = 2 /* overwrites all of it */,
@@ -134,7 +134,7 @@ typedef struct tm_op {
     uint16_t code; /* the handler's business */
     uint16_t flags;
     uint32_t arg[4];
-    uint8_t engine; /* tm_engine: not a disk engine */
+    uint8_t engine; /* tm_op_engine: not a disk engine */
     uint8_t tier;   /* tm_tier: its operands lie where the model is computed (DEVICE), on the host, or EITHER */
 } tm_op;
 /* The code of a copy that the compiler inserted; arg: bytes, upper half of them, object. */

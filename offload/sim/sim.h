@@ -35,7 +35,7 @@ typedef struct tm_sim_result {
                                 Without a link: from start to end of all */
     double busy[TM_ENGINES]; /* of the last run */
     double wait[TM_ENGINES]; /* compute stood still and the oldest unfinished operation was of this engine */
-    tm_engine bottleneck;    /* the engine that is busy longest */
+    tm_op_engine bottleneck; /* the engine that is busy longest */
     tm_span *span;           /* [ops of the plan] with `timeline`, seconds since the last run began; those of disk
                                 operations begin when they get a slot of the queue. tm_sim_free */
     uint32_t ops;

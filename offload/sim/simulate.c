@@ -217,7 +217,7 @@ static void report_time(tm_sim_result *out, const sim *s, double begin) {
     memcpy(out->wait, last->wait, sizeof out->wait);
     out->bottleneck = TM_ENGINE_CPU;
     for (int e = 0; e < TM_ENGINES; e++)
-        if (last->busy[e] > last->busy[out->bottleneck]) out->bottleneck = (tm_engine)e;
+        if (last->busy[e] > last->busy[out->bottleneck]) out->bottleneck = (tm_op_engine)e;
     for (uint32_t i = 0; out->span && i < s->n; i++) {
         out->span[i].start -= begin;
         out->span[i].end -= begin;

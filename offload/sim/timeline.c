@@ -84,7 +84,7 @@ static timeline_lane *new_lane(timeline *out, const tm_timeline *t, uint8_t engi
     timeline_lane *lane = &out->lane[out->lanes++];
     bool device = t->result->busy[TM_ENGINE_DEVICE] > 0;
     snprintf(lane->name, sizeof lane->name, "%s",
-             engine == TM_ENGINE_CPU && !device ? "compute" : tm_engine_name((tm_engine)engine));
+             engine == TM_ENGINE_CPU && !device ? "compute" : tm_engine_name((tm_op_engine)engine));
     for (char *c = lane->name; *c; c++)
         if (*c == '_') *c = ' ';
     snprintf(lane->note, sizeof lane->note, "busy %.0f%%",

@@ -65,7 +65,7 @@ static int64_t tid_of(uint32_t engine, uint32_t lane) {
 static tm_status name_lane(tm_trace *t, int process, uint32_t engine, uint32_t lane) {
     tm_json_writer w;
     char name[64];
-    const char *engine_name = tm_engine_name((tm_engine)engine);
+    const char *engine_name = tm_engine_name((tm_op_engine)engine);
     if (lane == 0)
         snprintf(name, sizeof name, "%s", engine_name);
     else
@@ -148,7 +148,7 @@ static tm_status put_op(tm_trace *t, const tm_trace_step *s, int process, uint32
     begin_event(t, &w, name, "X", process, tid_of(o->engine, lane));
     put_time(&w, "ts", start);
     put_time(&w, "dur", end - start);
-    tm_jw_field_str(&w, "cat", tm_engine_name((tm_engine)o->engine));
+    tm_jw_field_str(&w, "cat", tm_engine_name((tm_op_engine)o->engine));
     put_args(&w, s, op);
     return end_event(t, &w);
 }

@@ -12,7 +12,7 @@
 
 enum { SIMULATED_RUNS = 3 };
 
-const char *tm_plan_engine_name(tm_engine engine, bool has_device) {
+const char *tm_plan_engine_name(tm_op_engine engine, bool has_device) {
     return engine == TM_ENGINE_CPU && !has_device ? "compute" : tm_engine_name(engine);
 }
 

@@ -101,6 +101,6 @@ typedef struct tm_advice {
 /* TM_EBUDGET: nothing fits. Under mpirun for these ranks (nodes have to be alike), else for the hardware file's. */
 TM_MUST_USE tm_status tm_plan_advise(const tm_plan_args *args, tm_advice *out);
 /* "disk_read", "compute", ...: an engine as reports and logs name it. */
-const char *tm_plan_engine_name(tm_engine engine, bool has_device);
+const char *tm_plan_engine_name(tm_op_engine engine, bool has_device);
 
 #endif

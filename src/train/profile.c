@@ -147,7 +147,7 @@ static void line(const trainer_profile *p, const char *indent, const char *name,
             p->total > 0 ? 100 * seconds / p->total : 0);
 }
 
-static void disk_line(const trainer_profile *p, const char *name, double wait, tm_engine engine, uint64_t bytes) {
+static void disk_line(const trainer_profile *p, const char *name, double wait, tm_op_engine engine, uint64_t bytes) {
     double busy = p->busy[engine];
     line(p, "", name, wait);
     if (busy > 0)

@@ -33,7 +33,7 @@ static void reset(made *m) {
 }
 
 /* `amount`: bytes of a disk operation, thousandths of a second of another. */
-static uint32_t put(made *m, tm_engine engine, uint32_t amount) {
+static uint32_t put(made *m, tm_op_engine engine, uint32_t amount) {
     uint32_t i = m->n++;
     m->op[i] = (tm_plan_op){.engine = (uint8_t)engine, .object = i, .op = {.engine = (uint8_t)engine, .arg = {amount}}};
     m->object[i] = (tm_object){.bytes = amount, .frame_bytes = amount};
@@ -257,7 +257,7 @@ static uint32_t pieces_of(double bytes, uint32_t queue) {
 /* What moves now: the requests issued first that fit the queue. Returns how many pieces of `engine` have passed their
  * latency. */
 static uint32_t moving(const plain *p, const tm_plan_op *op, uint32_t n, double *size, uint32_t queue, bool *in,
-                       tm_engine engine) {
+                       tm_op_engine engine) {
     uint32_t used = 0, count = 0;
     memset(in, 0, n);
     while (used < queue) {

@@ -108,7 +108,7 @@ static void check_event(const world *w, const tm_json *e, double *lane_end, uint
     double ts = number_of(e, "ts"), dur = number_of(e, "dur");
     assert_true(fabs(ts - (at + span->start + shift) * 1e6) < 2e-3);
     assert_true(fabs(dur - (span->end - span->start) * 1e6) < 2e-3);
-    assert_true(tm_json_is(tm_json_get(e, "cat"), tm_engine_name((tm_engine)w->plan->op[op].engine)));
+    assert_true(tm_json_is(tm_json_get(e, "cat"), tm_engine_name((tm_op_engine)w->plan->op[op].engine)));
     double *end = &lane_end[pid * MOST_TIDS + tid];
     assert_true(ts >= *end - 2e-3);
     *end = ts + dur;
