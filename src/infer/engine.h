@@ -21,16 +21,19 @@
 #include "infer/infer.h"
 
 typedef struct tm_engine tm_engine;
+struct text_tools; /* session/text.h */
 typedef struct tm_engine_opts {
     const char *model;
     tm_dtype precision;   /* TM_F32, TM_BF16 */
     bool precision_given; /* else the model's own type */
     uint32_t sequences;   /* side by side, at most; 0: 1 */
     uint32_t positions;   /* of prompt and answer together, at most; 0: the model's, at most 4096 */
+    uint32_t chunk;       /* tokens of prompts in a step, at most: bounds memory, and how long answers wait; 0: 512 */
     const char *const
         *adapters; /* [n_adapters] PEFT folders that a request may choose from; tiers.adapter is not used */
     uint32_t n_adapters;
     uint64_t other_bytes; /* of the budget, for what the caller holds beside the engine */
+    struct text_tools *text; /* the model's, which is the engine's then; NULL: it opens its own */
     tm_tier_args tiers;
 } tm_engine_opts;
 

@@ -1,6 +1,6 @@
 /* How many conversations are answered word for word. */
+#include "infer/engine.h"
 #include "infer/evaluate_internal.h"
-#include "infer/generate_internal.h"
 #include "io/file/file.h"
 
 #include <stdio.h>
@@ -9,6 +9,8 @@
 typedef struct question {
     tm_ids prompt;
     char *answer, *asked;
+    tm_buf got; /* with its end */
+    tm_status rc;
 } question;
 typedef struct questions {
     question *q;
@@ -90,34 +92,64 @@ static char *trimmed(char *s) {
     return s;
 }
 
-static tm_status compare(evaluation *e, const question *q, const gen_row *row, tm_eval_result *out) {
-    tm_buf text = {0};
-    TM_TRY(tm_tokenizer_decode(e->s.text.tokenizer, row->out, row->n_out - (row->stopped ? 1 : 0), true, &text));
-    char *got = trimmed(text.data ? text.data : (char[]){0}), *want = trimmed(q->answer);
+static void compare(evaluation *e, question *q, tm_eval_result *out) {
+    char *got = trimmed(q->got.data ? q->got.data : (char[]){0}), *want = trimmed(q->answer);
     bool same = strcmp(got, want) == 0;
     if (out->compared < e->args->show)
         tm_say("  %s\n    wanted %s\n    got    %s%s\n", q->asked, want, got, same ? "" : "   (differs)");
     out->compared++;
     out->exact += same;
-    tm_buf_free(&text);
-    return TM_OK;
+}
+
+static void take(void *ctx, const tm_token_event *t) {
+    question *q = ctx;
+    if (q->rc == TM_OK) q->rc = tm_buf_append(&q->got, t->text, t->n_text);
+    if (q->rc == TM_OK && t->finish != TM_GOES_ON) q->rc = tm_buf_append(&q->got, "", 1);
+}
+
+static tm_status ask(evaluation *e, tm_engine *engine, question *q) {
+    uint64_t number;
+    const tm_request r = {.prompt = q->prompt.id,
+                          .n_prompt = q->prompt.n,
+                          .max_new_tokens = e->args->max_new_tokens,
+                          .take = take,
+                          .ctx = q};
+    return tm_engine_add(engine, &r, &number);
 }
 
 enum { TOGETHER = 32 };
 
-static tm_status answer_group(evaluation *e, question *q, uint32_t n, tm_eval_result *out) {
-    gen_row rows[TOGETHER] = {0};
-    gen_opts g = {.max_new_tokens = e->args->max_new_tokens, .eos = e->s.text.eos, .n_eos = e->s.text.n_eos};
-    job_opts base = {.model = e->cfg.model, .dtype = e->cfg.precision, .slots = 1};
-    tm_status rc = forward_opts(&base, &e->tiers, &e->s.saved);
-    for (uint32_t i = 0; i < n && rc == TM_OK; i++) {
-        rows[i] = (gen_row){.prompt = q[i].prompt.id, .n_prompt = q[i].prompt.n};
-        rows[i].out = tm_malloc((g.max_new_tokens + 1) * sizeof *rows[i].out);
-        if (!rows[i].out) rc = tm_nomem((g.max_new_tokens + 1) * sizeof *rows[i].out);
+static tm_status open_engine(evaluation *e, const questions *all, tm_engine **engine) {
+    size_t longest = 1;
+    for (uint32_t i = 0; i < all->n; i++) longest = tm_max_u64(longest, all->q[i].prompt.n);
+    const tm_engine_opts o = {.model = e->cfg.model,
+                              .precision = e->cfg.precision,
+                              .precision_given = true,
+                              .sequences = (uint32_t)tm_min_u64(TOGETHER, tm_max_u64(all->n, 1)),
+                              .positions = (uint32_t)(longest + e->args->max_new_tokens),
+                              .tiers = e->tiers};
+    return tm_engine_open(engine, &o);
+}
+
+static tm_status answer_all(evaluation *e, questions *all, tm_eval_result *out) {
+    tm_engine *engine = NULL;
+    tm_phase phase;
+    bool busy = true;
+    tm_status rc = open_engine(e, all, &engine);
+    tm_phase_begin(&phase, "answering", "questions", all->n);
+    for (uint32_t i = 0; i < all->n && rc == TM_OK; i++) rc = ask(e, engine, &all->q[i]);
+    while (rc == TM_OK && busy) {
+        rc = tm_engine_step(engine, &busy);
+        tm_engine_counts c = tm_engine_count(engine);
+        tm_phase_at(&phase, all->n - c.running - c.waiting);
     }
-    if (rc == TM_OK) rc = generate_rows(&g, &base, e->vocabulary, rows, n);
-    for (uint32_t i = 0; i < n && rc == TM_OK; i++) rc = compare(e, &q[i], &rows[i], out);
-    for (uint32_t i = 0; i < n; i++) tm_free(rows[i].out);
+    for (uint32_t i = 0; i < all->n && rc == TM_OK; i++) {
+        rc = all->q[i].rc;
+        if (rc == TM_OK) compare(e, &all->q[i], out);
+    }
+    phase.done = out->compared;
+    tm_phase_end(&phase);
+    tm_engine_close(engine);
     return rc;
 }
 
@@ -129,18 +161,12 @@ tm_status evaluate_exact(evaluation *e, tm_eval_result *out) {
     if (!e->s.text.chat)
         return tm_fail(TM_EINPUT, "%s: exact match needs a chat template, which the model has not", e->cfg.model);
     rc = read_questions(e, &all);
-    tm_phase phase;
-    tm_phase_begin(&phase, "answering", "questions", all.n);
-    for (uint32_t at = 0; at < all.n && rc == TM_OK; at += TOGETHER) {
-        tm_phase_at(&phase, at);
-        rc = answer_group(e, all.q + at, all.n - at < TOGETHER ? all.n - at : TOGETHER, out);
-    }
-    phase.done = out->compared;
-    tm_phase_end(&phase);
+    if (rc == TM_OK) rc = answer_all(e, &all, out);
     for (uint32_t i = 0; i < all.n; i++) {
         tm_ids_free(&all.q[i].prompt);
         tm_free(all.q[i].answer);
         tm_free(all.q[i].asked);
+        tm_buf_free(&all.q[i].got);
     }
     tm_free(all.q);
     return rc;

@@ -68,24 +68,34 @@ typedef struct tm_eval_result {
 TM_MUST_USE tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out);
 void tm_eval_free(tm_eval_result *r);
 
+/* Prompts continued side by side, each as often as `answers` says. */
+struct tm_sampling; /* engine.h */
 typedef struct tm_generate_args {
     const char *model;
-    const char *prompt;      /* raw text, or */
+    const char *const *prompt; /* [n_prompts] raw text, or */
+    uint32_t n_prompts;
     const char *messages;    /* a file with {"messages": [...]} */
     uint32_t max_new_tokens; /* 0: none */
-    double temperature;      /* 0: greedy */
-    uint64_t seed;
+    uint32_t answers;        /* to each prompt; 0: 1. Answer i draws with the seed + i */
+    const struct tm_sampling *sampling;
+    const char *const *stop; /* [n_stop] */
+    uint32_t n_stop;
     tm_dtype precision;
+    bool precision_given;                                     /* else the model's own type */
+    void (*show)(void *ctx, const char *text, size_t length); /* the first answer, as it comes; NULL */
+    void *show_ctx;
     tm_tier_args tiers;
 } tm_generate_args;
 typedef struct tm_generated {
+    uint32_t prompt, answer; /* which of them it is */
     int32_t *prompt_ids, *ids;
     size_t n_prompt, n_ids;
-    tm_buf text;               /* special tokens left out */
+    tm_buf text;               /* special tokens left out; and what a stop string begins */
     const char *finish_reason; /* "stop" or "length" */
 } tm_generated;
-TM_MUST_USE tm_status tm_generate_run(const tm_generate_args *args, tm_generated *out);
-void tm_generated_free(tm_generated *g);
+/* (*out)[*n], prompt after prompt. */
+TM_MUST_USE tm_status tm_generate_run(const tm_generate_args *args, tm_generated **out, uint32_t *n);
+void tm_generated_free(tm_generated *g, uint32_t n); /* NULL is fine */
 
 /* tidemill bench step: the training step as it would be run, N times, and N times each with one half left out. The
  * offload files are made and removed; OUTPUT_DIR is not touched. */

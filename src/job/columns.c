@@ -15,6 +15,8 @@ static const struct {
     {offsetof(job_columns, label_row), 4, false, 0},
     {offsetof(job_columns, mask), 1, false, 0},
     {offsetof(job_columns, position), 4, true, 0},
+    {offsetof(job_columns, cache_row), 4, true, TM_COLUMN_CACHE_ROW},
+    {offsetof(job_columns, cache_from), 4, true, TM_COLUMN_CACHE_ROW},
     {offsetof(job_columns, reference), 4, true, TM_COLUMN_REFERENCE},
     {offsetof(job_columns, begin), 4, false, TM_COLUMN_BEGIN},
     {offsetof(job_columns, completion), 1, false, TM_COLUMN_COMPLETION},

@@ -100,6 +100,7 @@ typedef struct frozen_piece {
 typedef struct job_batch {
     uint32_t rows, seq, tokens;
     uint32_t samples; /* what counts once: rows, or pairs of them */
+    bool decode;      /* as in tm_micro_batch */
     uint64_t mask_tokens, label_tokens;
     uint32_t label_rows, capacity,
         row_capacity; /* set by OP_BATCH: rows with a label; token rows and rows of the frame */
@@ -111,11 +112,12 @@ typedef struct job_columns {
     int32_t *ids, *labels;
     uint32_t *label_row; /* job_batch.label_rows: those that the head works on; OP_BATCH lists them */
     uint8_t *mask;
-    uint32_t *position;  /* [rows] of the row's first token */
-    uint32_t *begin;     /* TM_COLUMN_BEGIN: index in its row of the first token of the token's document */
-    uint8_t *completion; /* TM_COLUMN_* of the objective */
-    uint8_t *desirable;  /* [rows] */
-    float *reference;    /* [rows] */
+    uint32_t *position;               /* [rows] of the row's first token */
+    uint32_t *cache_row, *cache_from; /* [rows] TM_COLUMN_CACHE_ROW: of the key-value cache */
+    uint32_t *begin;                  /* TM_COLUMN_BEGIN: index in its row of the first token of the token's document */
+    uint8_t *completion;              /* TM_COLUMN_* of the objective */
+    uint8_t *desirable;               /* [rows] */
+    float *reference;                 /* [rows] */
 } job_columns;
 
 typedef struct job_shape {
@@ -147,9 +149,10 @@ typedef struct job_step {
     double learning_rate;
     double loss_scale; /* in fp16; 0: none */
     double max_grad_norm;
-    bool *no_decay;                   /* per tensor; NULL: all are decayed */
-    float *rate;                      /* per tensor, times the learning rate; with no_decay; NULL: 1 */
-    const uint32_t *last;             /* LOGITS_LAST: per row, the position inside seq whose logits are wanted */
+    bool *no_decay;         /* per tensor; NULL: all are decayed */
+    float *rate;            /* per tensor, times the learning rate; with no_decay; NULL: 1 */
+    const uint32_t *wanted; /* [n_wanted] LOGITS_WANTED: token rows whose logits are, in ascending order */
+    uint32_t n_wanted;
     uint64_t labels, tokens, samples; /* of all ranks: with several set by `fill`, else counted by the objective */
     uint32_t report_flags;            /* of this rank, with the next report */
     job_batch *batch;                 /* per batch of the running program: job_batch_index */
@@ -196,11 +199,11 @@ typedef struct job_opts {
     int spread; /* pass_opts.spread: 0 as predicted, 1 on, -1 off */
     bool pinned[TM_KINDS];
     tm_io_opts io;
-    uint64_t order_seed;          /* != 0: random legal orders (tests) */
-    bool stub_disk, stub_compute; /* measuring: as in tm_exec_opts, from the end of the import on */
-    uint32_t kv_rows, kv_capacity;
-    uint32_t positions; /* of the longest row there may be, as tm_model_set_positions */
-    bool packed;        /* rows may be several documents */
+    uint64_t order_seed;           /* != 0: random legal orders (tests) */
+    bool stub_disk, stub_compute;  /* measuring: as in tm_exec_opts, from the end of the import on */
+    uint32_t kv_rows, kv_capacity; /* of a key-value cache: rows, positions of each; 0: there is none */
+    uint32_t positions;            /* of the longest row there may be, as tm_model_set_positions */
+    bool packed;                   /* rows may be several documents */
     /* bounds of the planner (DeepSpeed's knobs), as in tm_plan_opts; 0: its own */
     uint32_t window_mib;
     uint64_t max_resident_bytes[TM_KINDS];

@@ -17,12 +17,16 @@ enum { TILE = TM_ATTENTION_TILE };
 static uint64_t padded_dim(const tm_attention *a) {
     return tm_round_up(a->head_dim, GEMM_NR);
 }
-/* The new keys and values go to their positions in the cache. */
+/* What another row has computed; then the new keys and values go to their positions. */
 static void fill_cache(const tm_attention *a) {
     size_t bytes = attention_cache_entry(a) * tm_elem_bytes(a->type);
+    for (uint64_t b = 0; a->cache_from && b < a->rows; b++)
+        if (a->cache_from[b] != UINT32_MAX)
+            memcpy(attention_cache_at(a, attention_cache_row(a, b), 0), attention_cache_at(a, a->cache_from[b], 0),
+                   attention_position(a, b) * bytes);
     for (uint64_t b = 0; b < a->rows; b++) {
         TM_ASSERT(attention_position(a, b) + a->seq <= a->kv_capacity);
-        char *to = (char *)a->kv_cache + (b * a->kv_capacity + attention_position(a, b)) * bytes;
+        char *to = attention_cache_at(a, attention_cache_row(a, b), attention_position(a, b));
         for (uint64_t s = 0; s < a->seq; s++) {
             memcpy(to + s * bytes, attention_k(a, b, s), bytes / 2);
             memcpy(to + s * bytes + bytes / 2, attention_v(a, b, s), bytes / 2);
@@ -280,10 +284,10 @@ static uint64_t thread_floats(const tm_attention *a, bool backward) {
 }
 
 void tm_attention_forward(const tm_attention *a) {
-    bool decode = a->kv_cache && a->seq == 1;
+    bool decode = a->kv_cache && a->decode;
     uint64_t heads = decode ? a->kv_heads : a->heads, items = a->rows * heads, floats = thread_floats(a, false);
     attention_item *run = decode ? decode_item : way_of(a)->forward;
-    TM_ASSERT(!a->begin || !a->kv_cache);
+    TM_ASSERT((!a->begin || !a->kv_cache) && (!decode || a->seq == 1));
     if (a->kv_cache) fill_cache(a);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(kernels_team()) if (items > 1)
     for (uint64_t i = 0; i < items; i++) run_item(a, floats, run, i / heads, i % heads);

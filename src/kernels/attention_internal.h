@@ -22,8 +22,10 @@ typedef struct attention_view { /* keys and values of one (batch row, kv head), 
     const void *k, *v;
     uint64_t ld_k, ld_v, keys;
 } attention_view;
-uint64_t attention_position(const tm_attention *a, uint64_t b); /* of the row's first query */
-uint64_t attention_cache_entry(const tm_attention *a);          /* elements of a position in the cache */
+uint64_t attention_position(const tm_attention *a, uint64_t b);  /* of the row's first query */
+uint64_t attention_cache_entry(const tm_attention *a);           /* elements of a position in the cache */
+uint64_t attention_cache_row(const tm_attention *a, uint64_t b); /* that of row b */
+void *attention_cache_at(const tm_attention *a, uint64_t cache_row, uint64_t position);
 attention_view attention_view_of(const tm_attention *a, uint64_t b, uint64_t kv);
 const void *attention_q(const tm_attention *a, uint64_t b, uint64_t s, uint64_t head);
 const void *attention_k(const tm_attention *a, uint64_t b, uint64_t s);

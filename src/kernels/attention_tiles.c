@@ -24,11 +24,17 @@ const void *attention_v(const tm_attention *a, uint64_t b, uint64_t s) {
 uint64_t attention_cache_entry(const tm_attention *a) {
     return 2 * (uint64_t)a->kv_heads * a->head_dim;
 }
+uint64_t attention_cache_row(const tm_attention *a, uint64_t b) {
+    return a->cache_row ? a->cache_row[b] : b;
+}
+void *attention_cache_at(const tm_attention *a, uint64_t row, uint64_t position) {
+    return kernels_at(a->type, a->kv_cache, (row * a->kv_capacity + position) * attention_cache_entry(a));
+}
 
 attention_view attention_view_of(const tm_attention *a, uint64_t b, uint64_t kv) {
     uint64_t at = kv * a->head_dim, values = (uint64_t)a->kv_heads * a->head_dim;
     if (a->kv_cache) {
-        const char *row = kernels_at_const(a->type, a->kv_cache, b * a->kv_capacity * attention_cache_entry(a));
+        const void *row = attention_cache_at(a, attention_cache_row(a, b), 0);
         return (attention_view){.k = kernels_at_const(a->type, row, at),
                                 .v = kernels_at_const(a->type, row, values + at),
                                 .ld_k = attention_cache_entry(a),

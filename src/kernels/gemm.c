@@ -1,6 +1,7 @@
 /* Choice of the gemm back-end. */
 #include "kernels/kernels_internal.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,6 +89,12 @@ bool tm_gemm_rows_alone(void) {
 }
 const char *tm_gemm_library(void) {
     return chosen ? chosen->describe() : "none";
+}
+
+unsigned gemm_rows_apart;
+void tm_gemm_rows_apart(bool on) {
+    TM_ASSERT(on || gemm_rows_apart > 0);
+    gemm_rows_apart += on ? 1U : UINT_MAX;
 }
 
 void tm_gemm(const tm_gemm_args *g) {

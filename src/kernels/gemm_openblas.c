@@ -197,12 +197,21 @@ static void run_tile(const tm_gemm_args *g, uint64_t i, uint64_t tiles_m, uint64
         tile_to_16(g, t, scratch);
 }
 
+/* Up to some 100^3 multiply-adds the library (SkylakeX) has other kernels, with other bits: what may be below that in so
+ * many rows is computed so many rows at a time. */
+enum { APART_ROWS = 16, APART_PRODUCTS = 4 << 20 };
+static bool is_cut_by_rows(const tm_gemm_args *g) {
+    return gemm_rows_apart > 0 && !g->a_trans && tm_min_u64(g->n, N_TILE) * g->k * APART_ROWS <= APART_PRODUCTS;
+}
+
 /* At least one tile a thread where C is large enough, and never more than M_TILE x N_TILE. */
 static void run(const tm_gemm_args *g) {
     TM_ASSERT(g->k > 0 && g->k <= INT32_MAX);
     uint64_t tiles_m = pieces(g->m, M_TILE), tiles_n = pieces(g->n, N_TILE);
-    while ((tiles_m * tiles_n) % lib.threads && g->n / (tiles_n + 1) >= 64) tiles_n++;
-    while ((tiles_m * tiles_n) % lib.threads && g->narrow && g->m / (tiles_m + 1) >= 64) tiles_m++;
+    bool by_rows = is_cut_by_rows(g);
+    if (by_rows) tiles_m = pieces(g->m, APART_ROWS);
+    while (!by_rows && (tiles_m * tiles_n) % lib.threads && g->n / (tiles_n + 1) >= 64) tiles_n++;
+    while (!by_rows && (tiles_m * tiles_n) % lib.threads && g->narrow && g->m / (tiles_m + 1) >= 64) tiles_m++;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(lib.threads) if (tiles_m * tiles_n > 1)
     for (uint64_t x = 0; x < tiles_m * tiles_n; x++) run_tile(g, x % tiles_m, tiles_m, x / tiles_m, tiles_n);
 }

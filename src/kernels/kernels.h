@@ -287,6 +287,11 @@ typedef struct tm_attention {
     /* forward with a cache: new k, v are stored at their positions, keys are read from there */
     void *kv_cache; /* [rows][kv_capacity][2][kv_heads head_dim], type */
     uint32_t kv_capacity;
+    const uint32_t *cache_row; /* [rows] row of the cache, no two alike; NULL: the row itself */
+    /* [rows] row of the cache whose entries before `position` are this row's, too, and are copied; it is none that this
+     * call copies to. UINT32_MAX, or NULL: what is before is there */
+    const uint32_t *cache_from;
+    bool decode;              /* seq is 1, the token of an answer: it meets the cache key by key */
     const uint32_t *position; /* [rows] position of the row's first token; NULL: 0 */
     /* backward */
     const void *d_o;       /* [padded][heads head_dim] */

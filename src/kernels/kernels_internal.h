@@ -163,6 +163,7 @@ void gemm_close(void);
 const attention_way *gemm_attention(void); /* of the back-end in use; NULL: fp32's */
 uint64_t gemm_resident_bytes(const tm_products *p);
 void gemm_start_team(void);
+extern unsigned gemm_rows_apart; /* tm_gemm_rows_apart */
 
 /* Asks for a row that will be read soon: rows are short runs with gaps, which hardware does not foresee. */
 static inline void kernels_prefetch(const void *p, size_t bytes) {

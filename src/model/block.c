@@ -389,6 +389,9 @@ void attention_forward(const tm_stage_args *a) {
     tm_attention x = attention_args(a);
     x.kv_cache = a->kv_cache;
     x.kv_capacity = a->kv_capacity;
+    x.cache_row = a->batch->cache_row;
+    x.cache_from = a->batch->cache_from;
+    x.decode = a->batch->decode;
     a->kernels->attention_forward(&x);
 }
 

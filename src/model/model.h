@@ -299,7 +299,10 @@ typedef struct tm_micro_batch {
     uint32_t label_rows;
     bool exact; /* forward: rows past rows*seq are neither computed nor zeroed; whose bits then depend on their number
                       where tm_gemm_rows_alone is false */
-    bool bare;  /* adapters add nothing: it is the base that computes; forward only */
+    const uint32_t *cache_row;  /* [rows] row of the key-value cache; NULL: the row itself */
+    const uint32_t *cache_from; /* [rows] row of it that begins alike, as tm_attention has it; NULL: none does */
+    bool decode;   /* each row is one token of an answer: same bits whatever runs beside it, others than a prompt's */
+    bool bare;     /* adapters add nothing: it is the base that computes; forward only */
     bool training; /* adapters drop some of their input: which is a function of the model's seed and of `draw` */
     uint64_t draw; /* of step and micro-batch: the same forward and backward, another in each */
 } tm_micro_batch;

@@ -42,6 +42,7 @@ static inline uint32_t tm_lane_batch(tm_lane_name lane) { /* whose rows it takes
 enum {
     TM_COLUMN_COMPLETION = 1 << 0, /* uint8 a token: its label is one of the completion, not of the prompt */
     TM_COLUMN_DESIRABLE = 1 << 1,  /* uint8 a row */
+    TM_COLUMN_CACHE_ROW = 1 << 4,  /* uint32 a row, with a key-value cache: its row there */
     TM_COLUMN_BEGIN = 1 << 3, /* uint32 a token, of packed rows, whatever the objective: where its document begins */
     TM_COLUMN_REFERENCE =
         1 << 2 /* float a row: the reference's log-probability of the completion, made before step 1 */

@@ -45,12 +45,10 @@ static tm_status minimum_of_programs(const way_list *w, const pass_opts *o, uint
         *plans += plan_bytes(p);
         tm_program_free(p);
     }
-    if (w->opts->kv_rows) { /* a plan for each token beside the one for the prompt */
-        pass_opts one = *o;
-        one.shape.seq = 1;
-        TM_TRY(build_pass(&p, job, "decoding", &one));
+    for (uint32_t i = 0; i < w->ask->n_beside; i++) {
+        TM_TRY(build_pass(&p, job, "beside", &w->ask->beside[i]));
         *plans += plan_bytes(p);
-        tm_program_free(p);
+        TM_TRY(least_of(w, p, 0, least, device));
     }
     TM_TRY(build_pass(&p, job, "step", o));
     *plans += plan_bytes(p);

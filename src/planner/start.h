@@ -26,6 +26,8 @@ typedef struct planner_ask {
     const char *name;
     const pass_opts *way; /* [n], which all give the same bits */
     uint32_t n;
+    const pass_opts *beside; /* [n_beside] passes that `more` compiles beside any way: what they take counts */
+    uint32_t n_beside;
     job_more_fn more; /* NULL: nothing else is run */
     void *ctx;
     job_chosen_fn chosen; /* of job_start, once; NULL: nothing is made */

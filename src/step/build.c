@@ -193,14 +193,14 @@ static void emit_logits(pass *x, uint32_t unit, uint32_t s, uint32_t lane) {
     uint32_t part = stage->part[0], fresh = 0;
     pass_need(x, stage, false);
     uint64_t columns = x->job->part[part].elements / tm_model_get_config(x->m)->hidden_size;
-    bool last = x->o->logits == LOGITS_LAST;
-    op_begin(&x->w, OP_LOGITS, (op_args){.logits = {unit, s, lane, last}});
+    bool wanted = x->o->logits == LOGITS_WANTED;
+    op_begin(&x->w, OP_LOGITS, (op_args){.logits = {unit, s, lane, wanted}});
     op_use(&x->w, OPERAND_BATCH, x->batch[job_batch_index(x->job, lane)], TM_USE_READ);
     for (uint32_t i = 0; i < stage->n_parts; i++)
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
     for (uint32_t i = 0; i < stage->n_forward; i++)
         if (stage->forward[i].access == TM_READ) use_slots(x, unit, lane, &stage->forward[i], 1, &fresh);
-    uint32_t logits = pass_scratch(x, unit, (last ? x->o->shape.rows : x->T) * columns * 4);
+    uint32_t logits = pass_scratch(x, unit, (wanted ? LOGITS_ROWS : (uint64_t)x->T) * columns * 4);
     op_use(&x->w, OPERAND_LOGITS, tm_program_interval(x->p, logits, 1), TM_USE_WRITE);
     use_workspace(x, unit, s, false);
     op_end(&x->w);

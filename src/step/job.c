@@ -106,6 +106,7 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
     job->optimizer = opts->optimizer;
     job_set_objective(job, opts->objective, opts->reference_column);
     if (opts->packed) job->columns |= TM_COLUMN_BEGIN;
+    if (opts->kv_rows) job->columns |= TM_COLUMN_CACHE_ROW;
     job->update = opts->update ? opts->update : tm_optimizer_find("adamw");
     if (opts->update)
         job->update_opts = opts->update_opts;

@@ -66,6 +66,10 @@ enum {
 enum { OBJECTIVE_WHOLE, OBJECTIVE_SHARE, OBJECTIVE_REST };
 enum { WHAT_MASTER, WHAT_EXP_AVG, WHAT_EXP_AVG_SQ, WHAT_COMPUTE, WHAT_MEANS };
 
+enum {
+    LOGITS_ROWS = 16
+}; /* of products whose rows are wanted one by one: always so many, so that bits are a row's own */
+
 /* ---- arguments ----------------------------------------------------------------------------------------------- */
 
 /* tm_op.arg by the operation's shape. Shapes have four words each, so that those not named are 0. */
@@ -75,7 +79,7 @@ typedef union op_args {
         uint32_t unit, stage, lane, fresh; /* bit i: the stage's i-th use is the first that writes there */
     } stage;                               /* OP_FORWARD, OP_BACKWARD */
     struct {
-        uint32_t unit, stage, lane, last; /* only of each row's last position */
+        uint32_t unit, stage, lane, wanted; /* only of job_step.wanted, LOGITS_ROWS at a time */
     } logits;
     struct {
         uint32_t micro_batch, capacity, rows, batch; /* batch: TM_BATCH_* */
@@ -211,7 +215,7 @@ typedef enum op_label { OP_OF_ALL, OP_OF_STAGE, OP_OF_TILE, OP_OF_PART, OP_OF_TE
 enum { OP_OPERANDS = 8 };
 typedef struct op_row {
     const char *word; /* "forward" */
-    uint8_t engine;   /* tm_engine */
+    uint8_t engine;   /* tm_op_engine */
     uint8_t place;    /* op_place */
     uint8_t cost;     /* op_cost */
     uint8_t label;    /* op_label: what it is of */

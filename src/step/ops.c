@@ -32,7 +32,10 @@ static tm_micro_batch micro_batch(const op_call *c, uint32_t lane, void *frame) 
                             .bare = (c->op->flags & OP_BARE) != 0,
                             .training = (c->op->flags & OP_TRAINS) != 0,
                             .draw = draw_of(c, batch),
-                            .position = c->kv ? v.position : NULL};
+                            .position = c->kv ? v.position : NULL,
+                            .cache_row = v.cache_row,
+                            .cache_from = v.cache_from,
+                            .decode = b->decode};
 }
 
 /* The head works on labelled tokens alone. Listed here: where it runs nobody may look into a batch. */
@@ -323,6 +326,29 @@ static uint64_t vocabulary_rows(const op_call *c) {
     return seg->elements / tm_model_get_config(c->job->model)->hidden_size;
 }
 
+/* Columns of logits that are there. */
+typedef struct logits_block {
+    uint64_t first, columns;
+    const float *at;
+} logits_block;
+
+/* Those that are wanted and lie near each other come from one product: of always as many rows, unless a row's bits are its
+ * own. `base`: of column 0. */
+static tm_status wanted_logits(const op_call *c, const tm_stage_args *a, float *base, const logits_block *l) {
+    const job_sinks *sinks = &c->job->sinks;
+    const uint32_t *wanted = c->step->wanted;
+    for (uint32_t i = 0, end; i < c->step->n_wanted; i = end) {
+        bool exact = a->batch->exact;
+        uint32_t row = exact ? wanted[i] : (uint32_t)tm_min_u64(wanted[i], a->batch->tokens - LOGITS_ROWS);
+        for (end = i; end < c->step->n_wanted && wanted[end] < row + LOGITS_ROWS;) end++;
+        TM_TRY(tm_head_logits(a, row, exact ? wanted[end - 1] - row + 1 : LOGITS_ROWS, base, l->columns));
+        for (; i < end; i++)
+            TM_TRY(sinks->take_logits(sinks->take_ctx, 0, i, 1, l->first, l->columns,
+                                      l->at + (wanted[i] - row) * l->columns, l->columns));
+    }
+    return TM_OK;
+}
+
 static tm_status run_logits(const op_call *c) {
     const tm_job *job = c->job;
     uint32_t mb = c->args.logits.lane / job->n_lanes;
@@ -342,15 +368,9 @@ static tm_status run_logits(const op_call *c) {
     uint64_t h = tm_model_get_config(job->model)->hidden_size, columns = vocabulary_rows(c);
     uint64_t first = tm_model_part_segments(job->model, stage_of(c)->part[0])->tensor_offset / h;
     float *base = logits - first; /* tm_head_logits writes columns by their global index */
-    if (!c->args.logits.last) {
-        TM_TRY(tm_head_logits(&a, 0, b.tokens, base, columns));
-        return job->sinks.take_logits(job->sinks.take_ctx, mb, 0, b.tokens, first, columns, logits, columns);
-    }
-    for (uint32_t r = 0; r < b.rows; r++) {
-        uint32_t token = r * b.seq + c->step->last[r];
-        TM_TRY(tm_head_logits(&a, token, 1, base + r * columns, columns));
-    }
-    return job->sinks.take_logits(job->sinks.take_ctx, mb, 0, b.rows, first, columns, logits, columns);
+    if (c->args.logits.wanted) return wanted_logits(c, &a, base, &(logits_block){first, columns, logits});
+    TM_TRY(tm_head_logits(&a, 0, b.tokens, base, columns));
+    return job->sinks.take_logits(job->sinks.take_ctx, mb, 0, b.tokens, first, columns, logits, columns);
 }
 
 static tm_status run_take_grad(const op_call *c) {
@@ -457,7 +477,8 @@ static uint64_t workspace_bytes(const op_call *c) {
                               c->shape->seq);
 }
 static uint64_t logits_bytes(const op_call *c) {
-    return (c->args.logits.last ? c->shape->rows : shape_tokens(c->shape)) * vocabulary_rows(c) * sizeof(float);
+    return (c->args.logits.wanted ? LOGITS_ROWS : (uint64_t)shape_tokens(c->shape)) * vocabulary_rows(c) *
+           sizeof(float);
 }
 static uint64_t finish_sum_bytes(const op_call *c) {
     span at = sum_tile(c->job, c->args.finish.part, c->args.finish.tile);

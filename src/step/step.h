@@ -17,8 +17,8 @@ typedef struct pass_opts {
     pass_update update;
     bool park;           /* gradients go to the layout's grad objects, for an update in a later program */
     bool take_gradients; /* OP_TAKE_GRAD of every part */
-    enum { LOGITS_NONE, LOGITS_ALL, LOGITS_LAST } logits;
-    bool loss;              /* head state and objective (always with backward) */
+    enum { LOGITS_NONE, LOGITS_ALL, LOGITS_WANTED } logits; /* WANTED: job_step.wanted */
+    bool loss;                                              /* head state and objective (always with backward) */
     uint32_t keep_quarters; /* so much of the blocks, the last ones (they live shortest), keep what backward needs of
                                forward; the others recompute it. PASS_KEEP_ALL: every block; PASS_KEEP_LOGITS:
                                and the head its logits, 4 bytes a token and vocabulary row, never spilled */

@@ -160,6 +160,7 @@ static const cache_case cached[] = {
 /* Positions before a row's are filled; what lies past its last one is NaN, is never read, and stays as it is. */
 static void run_cached(tm_elem t, const cache_case *c) {
     enum { ROWS = 3, CAPACITY = 301 };
+    static const uint32_t cache_row[ROWS] = {2, 0, 1}, batch_row[ROWS] = {1, 2, 0};
     const attention_case shape = {ROWS, c->seq, c->heads, c->kv_heads, c->head_dim, c->window, false, false};
     uint64_t entry = 2 * (uint64_t)c->kv_heads * c->head_dim, all = ROWS * CAPACITY * entry;
     sides s = prepare(t, &shape, 1, NULL);
@@ -167,11 +168,13 @@ static void run_cached(tm_elem t, const cache_case *c) {
     double unit = t == TM_ELEM_F32 ? 0 : t == TM_ELEM_BF16 ? 0x1p-8 : 0x1p-11;
     float *x = random_floats(all, 1), *got = scratch(all * 4), *want = scratch(all * 4);
     for (uint64_t i = 0; i < all; i++)
-        if (i / entry % CAPACITY >= c->position[i / entry / CAPACITY]) x[i] = NAN;
+        if (i / entry % CAPACITY >= c->position[batch_row[i / entry / CAPACITY]]) x[i] = NAN;
     const void *host, *device;
     put(t, x, all, &host, &device);
     memcpy(&s.host.kv_cache, &host, sizeof host), memcpy(&s.device.kv_cache, &device, sizeof device);
     s.host.kv_capacity = s.device.kv_capacity = CAPACITY;
+    s.host.decode = s.device.decode = c->seq == 1;
+    s.host.cache_row = cache_row, s.device.cache_row = give(cache_row, sizeof cache_row);
     s.host.position = c->position, s.device.position = give(c->position, sizeof c->position);
     tm_attention_forward(&s.host);
     cuda_attention_forward(&s.device);
@@ -198,7 +201,8 @@ static void test_nan_cached(void **state) {
         enum { D = 16, CAPACITY = 4, ENTRY = 2 * D, ALL = 2 * CAPACITY * ENTRY };
         static const uint32_t position[] = {3, 3};
         float *cache = random_floats(ALL, 1), *qkv = random_floats((size_t)64 * 3 * D, 1), o[2 * D];
-        tm_attention a = {.rows = 2, .seq = 1, .padded = 64, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
+        tm_attention a = {
+            .rows = 2, .seq = 1, .decode = true, .padded = 64, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
         cache[(CAPACITY + 1) * ENTRY] = NAN;
         a.o = give(NULL, (size_t)64 * D * 4), a.lse = give(NULL, 64 * 4);
         tm_attention_fuse(&a, give(qkv, (size_t)64 * 3 * D * 4), NULL);
@@ -216,7 +220,8 @@ static void test_rows_apart(void **state) {
         enum { D = 16, CAPACITY = 40, ENTRY = 2 * D, BOTH = 2 * CAPACITY * ENTRY, O = 64 * D };
         static const uint32_t position[] = {39, 11};
         float *cache = random_floats(BOTH, 1), *qkv = random_floats((size_t)64 * 3 * D, 1), *o = scratch(2 * O * 4);
-        tm_attention a = {.rows = 2, .seq = 1, .padded = 64, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
+        tm_attention a = {
+            .rows = 2, .seq = 1, .decode = true, .padded = 64, .heads = 1, .kv_heads = 1, .head_dim = D, .scale = 1};
         a.o = give(NULL, O * 4), a.lse = give(NULL, 64 * 4);
         tm_attention_fuse(&a, give(qkv, (size_t)64 * 3 * D * 4), NULL);
         a.kv_cache = give(cache, BOTH * 4), a.kv_capacity = CAPACITY, a.position = give(position, sizeof position);

@@ -641,26 +641,27 @@ static void documents(void **state) {
 /* The new keys are stored at their positions, and seen with what was there; the mask is not asked. */
 enum { CAPACITY = 140 };
 static void check_cache(tm_elem t, const attention_case *c) {
-    static const uint32_t first[] = {70, 3};
+    static const uint32_t first[] = {70, 3}, place[] = {1, 0};
     size_t kv = (size_t)c->kv_heads * c->d, entries = (size_t)c->rows * CAPACITY;
     attention_data d = attention_begin(c);
     double *cache = randoms(entries * 2 * kv, 1.5), want[64];
     void *x[3], *o = malloc(bytes_of(t, d.padded * d.width)), *stored_cache = stored(t, cache, entries * 2 * kv);
     for (int i = 0; i < 3; i++) x[i] = stored(t, d.x[i], d.padded * d.ld[i]);
     for (size_t row = 0; row < d.used; row++) {
-        size_t at = row / c->seq * CAPACITY + first[row / c->seq] + row % c->seq;
+        size_t at = place[row / c->seq] * CAPACITY + first[row / c->seq] + row % c->seq;
         memcpy(cache + at * 2 * kv, d.x[1] + row * d.ld[1], kv * sizeof *cache);
         memcpy(cache + at * 2 * kv + kv, d.x[2] + row * d.ld[2], kv * sizeof *cache);
     }
     tm_attention a = attention_call(t, c, &d);
     a.q = x[0], a.k = x[1], a.v = x[2], a.o = o, a.kv_cache = stored_cache, a.kv_capacity = CAPACITY;
-    a.position = first, a.lse = malloc(d.padded * c->heads * sizeof *a.lse);
+    a.decode = c->seq == 1, a.cache_row = place, a.position = first,
+    a.lse = malloc(d.padded * c->heads * sizeof *a.lse);
     a.workspace = attention_workspace(&a, false);
     tm_attention_forward(&a);
     for (size_t i = 0; i < entries * 2 * kv; i++) assert_true(value(t, stored_cache, i) == cache[i]);
     for (size_t row = 0; row < d.used; row++)
         for (size_t h = 0; h < c->heads; h++) {
-            const double *keys = cache + row / c->seq * CAPACITY * 2 * kv;
+            const double *keys = cache + place[row / c->seq] * CAPACITY * 2 * kv;
             attention_formula(c, d.x[0] + row * d.ld[0] + h * c->d, (key_rows){keys, keys + kv, 2 * kv, 2 * kv, NULL},
                               first[row / c->seq] + row % c->seq, h / (c->heads / c->kv_heads), want);
             for (size_t e = 0; e < c->d; e++)

@@ -93,7 +93,7 @@ double cache_difference(tm_model *m) {
     for (uint32_t b = 0; b < ROWS; b++)
         for (uint32_t s = 0; s < PROMPT; s++) prompt.ids[b * PROMPT + s] = s < length[b] ? whole.ids[b * SEQ + s] : 0;
     whole.batch.key_mask = prompt.batch.key_mask = step.batch.key_mask = NULL;
-    prompt.batch.position = zero, step.batch.position = position;
+    prompt.batch.position = zero, step.batch.position = position, step.batch.decode = true;
     run f, p, d;
     run_open(&f, m, 1, &whole.batch), run_open(&p, m, 1, &prompt.batch), run_open(&d, m, 1, &step.batch);
     lively_weights(&f, 2), lively_weights(&p, 2), lively_weights(&d, 2);

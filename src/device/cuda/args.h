@@ -102,7 +102,9 @@ typedef struct cuda_attention_args {
     const void *qkv, *o, *d_o;
     const uint8_t *key_mask;
     const float *rope_table, *rope_inv_freq;
-    const uint32_t *position; /* [rows] of the first token, with a cache; NULL: 0 */
+    const uint32_t *position;   /* [rows] of the first token, with a cache; NULL: 0 */
+    const uint32_t *cache_row;  /* [rows] NULL: the row itself */
+    const uint32_t *cache_from; /* [rows] UINT32_MAX, or NULL: nothing is copied */
     void *out, *d_qkv, *cache;
     float *lse, *delta;
     uint32_t rows, seq, heads, kv_heads, head_dim, window, rope_cached, capacity;

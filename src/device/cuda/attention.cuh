@@ -47,13 +47,16 @@ DEVICE att_rows att_output(const cuda_attention_args &a, const void *o, uint32_t
     return {o, ((uint64_t)batch * a.seq + at) * ld + (uint64_t)head * a.head_dim, ld, rows};
 }
 
+DEVICE uint64_t att_cache_row(const cuda_attention_args &a, uint32_t batch) {
+    return a.cache_row ? a.cache_row[batch] : batch;
+}
 /* A cache of keys and values: [rows][capacity] entries, slots of kv_heads keys, then of kv_heads values. */
 DEVICE uint64_t att_entry(const cuda_attention_args &a) { return 2 * (uint64_t)a.kv_heads * a.head_dim; }
 DEVICE uint32_t att_position(const cuda_attention_args &a, uint32_t batch) {
     return a.position ? a.position[batch] : 0;
 }
 DEVICE att_rows att_cache(const cuda_attention_args &a, uint32_t batch, uint32_t at, uint32_t rows, uint32_t slot) {
-    uint64_t first = ((uint64_t)batch * a.capacity + at) * att_entry(a) + (uint64_t)slot * a.head_dim;
+    uint64_t first = (att_cache_row(a, batch) * a.capacity + at) * att_entry(a) + (uint64_t)slot * a.head_dim;
     return {a.cache, first, att_entry(a), rows};
 }
 

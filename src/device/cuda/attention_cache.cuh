@@ -9,10 +9,20 @@ template <typename T> DEVICE void store_token(const cuda_attention_args &a, uint
     uint64_t batch = r / a.seq, at = att_position(a, (uint32_t)batch) + r % a.seq, n = att_entry(a);
     const T *from = static_cast<const T *>(a.qkv) + r * qkv_ld(a) + (uint64_t)a.heads * a.head_dim;
     if (at >= a.capacity) return;
-    T *to = static_cast<T *>(a.cache) + (batch * a.capacity + at) * n;
+    T *to = static_cast<T *>(a.cache) + (att_cache_row(a, (uint32_t)batch) * a.capacity + at) * n;
     for (uint64_t i = thread_of_block(); i < n; i += threads_of_block()) to[i] = from[i];
 }
+/* What another row of the cache has computed before this one's position. */
+template <typename T> DEVICE void share_entries(const cuda_attention_args &a, uint32_t batch) {
+    uint64_t n = att_entry(a), to = att_cache_row(a, batch) * a.capacity, from = (uint64_t)a.cache_from[batch] * a.capacity;
+    T *cache = static_cast<T *>(a.cache);
+    for (uint64_t at = block_x(); at < att_position(a, batch); at += blocks_x())
+        for (uint64_t i = thread_of_block(); i < n; i += threads_of_block())
+            cache[(to + at) * n + i] = cache[(from + at) * n + i];
+}
 KERNEL(attention_store, cuda_attention_args, CUDA_THREADS) {
+    for (uint32_t b = 0; a.cache_from && b < a.rows; b++)
+        if (a.cache_from[b] != ~0u) WITH_TYPE(a.type, share_entries<T>(a, b));
     for (uint64_t r = block_x(); r < (uint64_t)a.rows * a.seq; r += blocks_x()) WITH_TYPE(a.type, store_token<T>(a, r));
 }
 

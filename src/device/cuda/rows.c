@@ -304,6 +304,8 @@ static cuda_attention_args attention_args(const tm_attention *a) {
                                  .d_qkv = a->d_q,
                                  .cache = a->kv_cache,
                                  .capacity = a->kv_capacity,
+                                 .cache_row = a->cache_row,
+                                 .cache_from = a->cache_from,
                                  .lse = a->lse,
                                  .delta = a->workspace,
                                  .rows = a->rows,
@@ -352,7 +354,7 @@ static void launch_mma(cuda_kernel of_64, cuda_kernel of_128, const tm_attention
 static void launch_cached(const tm_attention *a, const cuda_attention_args *k, uint64_t tiles) {
     enum { QUERY = CUDA_THREADS, SCORES = CUDA_THREADS, SUMS = CUDA_THREADS, REDUCE = 2 * CUDA_WARP };
     launch_rows(CUDA_K_attention_store, k, (uint64_t)a->rows * a->seq, 0);
-    if (a->seq == 1)
+    if (a->decode)
         launch(CUDA_K_attention_decode, k, a->heads, a->rows, 1, (QUERY + SCORES + SUMS + REDUCE) * sizeof(float));
     else
         launch(CUDA_K_attention_cached, k, tiles, a->heads, a->rows, attention_shared());

@@ -1,0 +1,130 @@
+/* The job below an engine: a pass over prompts and one over the tokens of answers, compiled once; their batches; what is
+ * kept of their logits. */
+#include "infer/engine_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- batches ---------------------------------------------------------------------------------------------------- */
+
+static void fill_row(const engine_pass *p, uint32_t r, const job_columns *to) {
+    const pass_row *row = &p->row[r];
+    const engine_sequence *s = row->of;
+    int32_t *id = to->ids + (size_t)r * p->seq;
+    to->cache_row[r] = s->slot;
+    to->cache_from[r] = s->from;
+    to->position[r] = (uint32_t)(p->decode ? s->of->r.n_prompt + s->n_ids - 1 : s->computed);
+    for (uint32_t i = 0; i < row->n; i++) id[i] = p->decode ? s->ids[s->n_ids - 1] : s->of->r.prompt[s->computed + i];
+}
+
+/* What is computed past a row's tokens goes to positions of the cache that are written again before they are read. */
+static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
+    const tm_engine *e = ctx;
+    const engine_pass *p = &e->pass;
+    (void)mb, (void)batch;
+    memset(to->ids, 0, to->capacity * sizeof *to->ids);
+    memset(to->mask, 1, to->capacity);
+    for (uint32_t i = 0; i < to->capacity; i++) to->labels[i] = TM_LABEL_IGNORE;
+    for (uint32_t r = 0; r < p->n; r++) fill_row(p, r, to);
+    uint32_t tokens = (uint32_t)tm_round_up((uint64_t)p->n * p->seq, 64);
+    TM_ASSERT(tokens <= to->capacity);
+    *out = (job_batch){.rows = p->n, .seq = p->seq, .tokens = tokens, .decode = p->decode};
+    return TM_OK;
+}
+
+/* ---- logits ----------------------------------------------------------------------------------------------------- */
+
+static void keep_best(kept_logits *k, int32_t first, const float *logits, uint64_t n, float before) {
+    if (!(k->state.max > before)) return;
+    for (uint64_t i = 0; i < n; i++)
+        if (logits[i] == k->state.max) {
+            k->best = first + (int32_t)i;
+            return;
+        }
+}
+
+/* The largest in order, of equal ones the lowest id first. */
+static void keep_top(kept_logits *k, int32_t first, const float *logits, uint64_t n) {
+    for (uint64_t i = 0; i < n && k->most_top > 0; i++) {
+        if (k->n_top == k->most_top && !(logits[i] > k->top[k->n_top - 1].logprob)) continue;
+        uint32_t at = k->n_top < k->most_top ? k->n_top++ : k->n_top - 1;
+        for (; at > 0 && logits[i] > k->top[at - 1].logprob; at--) k->top[at] = k->top[at - 1];
+        k->top[at] = (tm_alternative){.id = first + (int32_t)i, .logprob = logits[i]};
+    }
+}
+
+static tm_status take_logits(void *ctx, uint32_t mb, uint32_t wanted, uint32_t rows, uint64_t first, uint64_t columns,
+                             const float *logits, uint64_t ld) {
+    tm_engine *e = ctx;
+    kept_logits *k = &e->pass.kept[wanted];
+    const uint32_t row = 0;
+    float before = k->state.max;
+    (void)mb, (void)rows, (void)ld;
+    tm_head h = {.rows = 1, .row = &row, .first = (uint32_t)first, .count = (uint32_t)columns};
+    h.logits = (float *)(uintptr_t)logits, h.ld = columns, h.labels = &k->label, h.state = &k->state;
+    tm_head_update(&h);
+    keep_best(k, (int32_t)first, logits, columns, before);
+    keep_top(k, (int32_t)first, logits, columns);
+    if (k->all) memcpy(k->all + first, logits, columns * sizeof *logits);
+    return TM_OK;
+}
+
+/* ---- plans ------------------------------------------------------------------------------------------------------ */
+
+static tm_status compile_decode(void *ctx, const tm_job *job, job_account *account, const pass_opts *way) {
+    tm_engine *e = ctx;
+    tm_program *p;
+    pass_opts one = *way;
+    one.shape = (job_shape){.micro_batches = 1, .rows = e->opts.sequences, .seq = 1};
+    tm_plan_free(e->decode);
+    e->decode = NULL;
+    TM_TRY(build_pass(&p, job, "decoding", &one));
+    tm_status rc = job_compile_in(job, account, p, true, &e->decode);
+    tm_program_free(p);
+    return rc;
+}
+
+static tm_status start(tm_engine *e) {
+    pass_opts way = {.shape = {.micro_batches = 1, .rows = e->opts.sequences, .seq = e->chunk, .tokens = e->chunk},
+                     .logits = LOGITS_WANTED};
+    pass_opts one = way;
+    one.shape = (job_shape){.micro_batches = 1, .rows = e->opts.sequences, .seq = 1};
+    const planner_ask ask = {.job = e->job,
+                             .name = "generation",
+                             .way = &way,
+                             .n = 1,
+                             .beside = &one,
+                             .n_beside = 1,
+                             .more = compile_decode,
+                             .ctx = e};
+    return job_start(&ask, &e->choice);
+}
+
+tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
+    job_opts o = {.model = e->opts.model,
+                  .dtype = e->opts.precision,
+                  .slots = 1,
+                  .kv_rows = e->opts.sequences,
+                  .kv_capacity = e->opts.positions,
+                  .positions = e->opts.positions,
+                  .other_bytes = other_bytes};
+    TM_TRY(forward_opts(&o, &e->opts.tiers, &e->adapter));
+    forward_only(&o);
+    TM_TRY(job_open(&e->job, &o));
+    e->job->sinks.fill = fill;
+    e->job->sinks.take_logits = take_logits;
+    e->job->sinks.fill_ctx = e->job->sinks.take_ctx = e;
+    return start(e);
+}
+
+tm_status engine_run_pass(tm_engine *e) {
+    engine_pass *p = &e->pass;
+    for (uint32_t i = 0; i < p->n_wanted; i++) {
+        p->kept[i].state = (tm_head_state){.max = -INFINITY};
+        p->kept[i].n_top = 0;
+        p->kept[i].best = 0;
+    }
+    e->job->step.wanted = p->wanted;
+    e->job->step.n_wanted = p->n_wanted;
+    return job_run(e->job, p->decode ? e->decode : e->choice.plan);
+}

@@ -1,0 +1,302 @@
+/* The engine of sequences: what one answers is the same whatever runs beside it; log-probabilities are the reference's;
+ * text, stop strings, ends, refusals. */
+#include "infer/engine.h"
+#include "run.h"
+#include "session/text.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LLAMA TM_TEST_FIXTURES "/arch_llama"
+#define TINY TM_TEST_FIXTURES "/../../examples/tiny"
+
+/* ---- what sequences answered ------------------------------------------------------------------------------------ */
+
+enum { MOST = 160, TOPS = 3 };
+typedef struct told {
+    int32_t id[MOST], prompt_id[MOST], top[MOST][TOPS];
+    float logprob[MOST], prompt_logprob[MOST], top_logprob[MOST][TOPS];
+    bool greedy[MOST], prompt_greedy[MOST];
+    size_t n, n_prompt, first_prompt;
+    char text[4096];
+    size_t n_text;
+    tm_finish finish;
+    unsigned ends;
+} told;
+
+static void take(void *ctx, const tm_token_event *t) {
+    told *o = (told *)ctx + t->answer;
+    assert_int_equal(o->ends, 0);
+    memcpy(o->text + o->n_text, t->text ? t->text : "", t->n_text);
+    o->n_text += t->n_text;
+    if (t->of_prompt) {
+        if (o->n_prompt == 0) o->first_prompt = t->index;
+        assert_int_equal(t->index, o->first_prompt + o->n_prompt);
+        o->prompt_id[o->n_prompt] = t->id, o->prompt_logprob[o->n_prompt] = t->logprob;
+        o->prompt_greedy[o->n_prompt++] = t->greedy;
+    } else if (t->id >= 0) {
+        assert_int_equal(t->index, o->n);
+        o->id[o->n] = t->id, o->logprob[o->n] = t->logprob, o->greedy[o->n] = t->greedy;
+        for (uint32_t i = 0; i < t->n_top; i++)
+            o->top[o->n][i] = t->top[i].id, o->top_logprob[o->n][i] = t->top[i].logprob;
+        o->n++;
+    }
+    o->finish = t->finish;
+    o->ends += t->finish != TM_GOES_ON;
+}
+
+static tm_engine *open_engine(const tm_engine_opts *opts) {
+    tm_engine *e;
+    RUN_EXPECT_STATUS(tm_engine_open(&e, opts));
+    return e;
+}
+
+static void add(tm_engine *e, tm_request r, told *o) {
+    uint64_t number;
+    r.take = take, r.ctx = o;
+    RUN_EXPECT_STATUS(tm_engine_add(e, &r, &number));
+}
+
+static void run_all(tm_engine *e) {
+    bool busy = true;
+    while (busy) RUN_EXPECT_STATUS(tm_engine_step(e, &busy));
+}
+
+/* ---- alone and in company --------------------------------------------------------------------------------------- */
+
+enum { REQUESTS = 11 };
+static const size_t lengths[REQUESTS] = {1, 7, 64, 65, 100, 3, 17, 100, 80, 101, 101};
+
+/* Requests of every sort; the ids do not matter. The last four begin like the fifth. */
+static tm_request request_of(uint32_t i, int32_t *prompt) {
+    uint32_t like = i > 6 ? 4 : i;
+    for (size_t k = 0; k < lengths[i]; k++) prompt[k] = (int32_t)((k * 37 + like * 11 + 5) % 256);
+    if (i > 6) prompt[lengths[i] - i] = 3;
+    tm_request r = {.prompt = prompt, .n_prompt = lengths[i], .max_new_tokens = 12, .ignore_eos = true, .top = TOPS};
+    r.sampling.seed = i;
+    if (i % 2) r.sampling.temperature = 0.9, r.sampling.top_p = 0.9;
+    if (i == 3) r.sampling = (tm_sampling){.repetition_penalty = 1.3, .frequency_penalty = 0.2};
+    if (i == 4 || i == 7) r.score_from = i * i - 11;
+    if (i == 5) r.sampling = (tm_sampling){.temperature = 2, .top_k = 20, .min_p = 0.01, .seed = 7};
+    return r;
+}
+
+static void same(const told *a, const told *b) {
+    assert_int_equal(a->n, b->n);
+    assert_int_equal(a->n_prompt, b->n_prompt);
+    assert_int_equal(a->finish, b->finish);
+    assert_memory_equal(a->id, b->id, a->n * sizeof *a->id);
+    assert_memory_equal(a->logprob, b->logprob, a->n * sizeof *a->logprob);
+    assert_memory_equal(a->top, b->top, sizeof a->top);
+    assert_memory_equal(a->top_logprob, b->top_logprob, sizeof a->top_logprob);
+    assert_memory_equal(a->prompt_logprob, b->prompt_logprob, sizeof a->prompt_logprob);
+}
+
+static void check_company(tm_dtype precision) {
+    static told alone[REQUESTS], beside[REQUESTS];
+    int32_t prompt[REQUESTS][MOST];
+    memset(alone, 0, sizeof alone), memset(beside, 0, sizeof beside);
+    tm_engine_opts one = {.model = LLAMA, .precision = precision, .precision_given = true, .positions = 128};
+    tm_engine_opts many = one;
+    many.sequences = 3, many.chunk = 64; /* prompts in pieces, some side by side; a queue */
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        tm_engine *e = open_engine(&one);
+        add(e, request_of(i, prompt[i]), &alone[i]);
+        run_all(e);
+        assert_int_equal(alone[i].n, 12);
+        tm_engine_close(e);
+    }
+    tm_engine *e = open_engine(&many);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        bool busy;
+        add(e, request_of(i, prompt[i]), &beside[i]);
+        if (i % 3 == 0) RUN_EXPECT_STATUS(tm_engine_step(e, &busy)); /* some join while others answer */
+    }
+    run_all(e);
+    tm_engine_counts c = tm_engine_count(e);
+    assert_int_equal(c.running + c.waiting, 0);
+    assert_true(c.shared_tokens > 150);
+    tm_engine_close(e);
+    for (uint32_t i = 0; i < REQUESTS; i++) same(&alone[i], &beside[i]);
+}
+
+static void test_company_fp32(void **state) {
+    (void)state;
+    check_company(TM_F32);
+}
+static void test_company_bf16(void **state) {
+    (void)state;
+    check_company(TM_BF16);
+}
+
+/* ---- log-probabilities ------------------------------------------------------------------------------------------ */
+
+/* PyTorch's, of a prompt; of answers: they are those of the answer read as a prompt. */
+static void test_logprobs(void **state) {
+    (void)state;
+    enum { N = 32 };
+    static told o, again;
+    int32_t prompt[MOST];
+    tm_st *golden = tensors_open(LLAMA "/golden.safetensors");
+    size_t n;
+    int64_t *ids = tensor_ints(golden, "input_ids", &n);
+    tensor nll = tensor_read(golden, "token_nll");
+    for (int i = 0; i < N; i++) prompt[i] = (int32_t)ids[i];
+    tm_engine *e = open_engine(&(tm_engine_opts){.model = LLAMA, .positions = 64, .sequences = 2});
+    memset(&o, 0, sizeof o), memset(&again, 0, sizeof again);
+    add(e, (tm_request){.prompt = prompt, .n_prompt = N, .max_new_tokens = 8, .ignore_eos = true, .score_from = 1}, &o);
+    run_all(e);
+    assert_int_equal(o.n_prompt, N - 1);
+    assert_int_equal(o.first_prompt, 1);
+    for (int i = 0; i < N - 1; i++) {
+        assert_int_equal(o.prompt_id[i], prompt[i + 1]);
+        if (nll.v[i] != 0) assert_true(fabsf(o.prompt_logprob[i] + nll.v[i]) < 2e-5F);
+    }
+    for (size_t i = 0; i < o.n; i++) prompt[N + i] = o.id[i];
+    add(e, (tm_request){.prompt = prompt, .n_prompt = N + 8, .score_from = N}, &again);
+    run_all(e);
+    assert_int_equal(again.n, 0);
+    assert_int_equal(again.n_prompt, 8);
+    assert_int_equal(again.first_prompt, N);
+    for (int i = 0; i < 8; i++) {
+        assert_true(fabsf(again.prompt_logprob[i] - o.logprob[i]) < 2e-5F);
+        assert_true(again.prompt_greedy[i] && o.greedy[i]);
+    }
+    tm_engine_close(e);
+    free(ids), free(nll.v);
+    tm_st_close(golden);
+}
+
+/* ---- text ------------------------------------------------------------------------------------------------------- */
+
+static tm_ids encode(tm_engine *e, const char *text) {
+    tm_ids ids = {0};
+    RUN_EXPECT_STATUS(tm_tokenizer_encode(tm_engine_text(e)->tokenizer, text, strlen(text), true, &ids));
+    return ids;
+}
+
+/* Piece by piece it is the text of all ids; with a stop string it ends before that, wherever tokens do. */
+static void test_text(void **state) {
+    (void)state;
+    static told whole, cut;
+    tm_engine *e = open_engine(&(tm_engine_opts){.model = TINY, .positions = 200});
+    tm_ids prompt = encode(e, "The tide");
+    tm_request r = {.prompt = prompt.id, .n_prompt = prompt.n, .max_new_tokens = 100, .ignore_eos = true};
+    r.sampling = (tm_sampling){.temperature = 3, .seed = 5}; /* all sorts of bytes */
+    memset(&whole, 0, sizeof whole);
+    add(e, r, &whole);
+    run_all(e);
+    tm_buf text = {0};
+    RUN_EXPECT_STATUS(tm_tokenizer_decode(tm_engine_text(e)->tokenizer, whole.id, whole.n, true, &text));
+    assert_int_equal(text.len, whole.n_text);
+    assert_memory_equal(text.data, whole.text, text.len);
+    assert_int_equal(whole.finish, TM_FINISH_LENGTH);
+    for (size_t at = 20; at + 5 < text.len; at += 7) {
+        char stop[6] = {0};
+        const char *all[] = {"never there", stop};
+        memcpy(stop, text.data + at, 5);
+        if ((stop[0] & 0xC0) == 0x80 || (text.data[at + 5] & 0xC0) == 0x80) continue; /* no whole characters */
+        size_t first = (size_t)((char *)memmem(text.data, text.len, stop, 5) - text.data);
+        r.stop = all, r.n_stop = 2;
+        memset(&cut, 0, sizeof cut);
+        add(e, r, &cut);
+        run_all(e);
+        assert_int_equal(cut.n_text, first);
+        assert_memory_equal(cut.text, text.data, first);
+        assert_int_equal(cut.finish, TM_FINISH_STOP);
+        assert_true(cut.n < whole.n || first + 5 > text.len - 8);
+    }
+    tm_buf_free(&text);
+    tm_ids_free(&prompt);
+    tm_engine_close(e);
+}
+
+/* ---- several answers, cancelled ones, refusals ------------------------------------------------------------------- */
+
+static void test_answers(void **state) {
+    (void)state;
+    static told three[3], one[3];
+    int32_t prompt[] = {5, 6, 7};
+    tm_engine *e = open_engine(&(tm_engine_opts){.model = LLAMA, .positions = 64, .sequences = 2});
+    tm_request r = {.prompt = prompt, .n_prompt = 3, .max_new_tokens = 9, .answers = 3, .score_from = 1};
+    r.sampling = (tm_sampling){.temperature = 1, .seed = 40};
+    memset(three, 0, sizeof three), memset(one, 0, sizeof one);
+    add(e, r, three);
+    run_all(e);
+    r.answers = 1;
+    for (uint32_t i = 0; i < 3; i++) {
+        r.sampling.seed = 40 + i;
+        r.score_from = i ? 0 : 1;
+        add(e, r, &one[i]);
+        run_all(e);
+        same(&one[i], &three[i]);
+    }
+    assert_memory_not_equal(three[0].id, three[1].id, sizeof three[0].id);
+    tm_engine_close(e);
+}
+
+static void test_cancelled(void **state) {
+    (void)state;
+    static told runs, waits, goes_on;
+    int32_t prompt[] = {5, 6, 7};
+    bool busy;
+    uint64_t number[2];
+    tm_engine *e = open_engine(&(tm_engine_opts){.model = LLAMA, .positions = 64});
+    tm_request r = {.prompt = prompt, .n_prompt = 3, .max_new_tokens = 9, .ignore_eos = true, .take = take};
+    memset(&runs, 0, sizeof runs), memset(&waits, 0, sizeof waits), memset(&goes_on, 0, sizeof goes_on);
+    r.ctx = &runs;
+    RUN_EXPECT_STATUS(tm_engine_add(e, &r, &number[0]));
+    r.ctx = &waits;
+    RUN_EXPECT_STATUS(tm_engine_add(e, &r, &number[1]));
+    add(e, r, &goes_on);
+    for (int i = 0; i < 3; i++) RUN_EXPECT_STATUS(tm_engine_step(e, &busy));
+    tm_engine_cancel(e, number[0]), tm_engine_cancel(e, number[1]);
+    run_all(e);
+    assert_int_equal(runs.finish, TM_FINISH_CANCELLED);
+    assert_int_equal(waits.finish, TM_FINISH_CANCELLED);
+    assert_int_equal(runs.n, 3);
+    assert_int_equal(waits.n, 0);
+    assert_int_equal(goes_on.n, 9);
+    tm_engine_close(e);
+}
+
+static void refused(tm_engine *e, tm_request r, const char *why) {
+    uint64_t number;
+    assert_int_equal(tm_engine_add(e, &r, &number), TM_EINPUT);
+    if (!strstr(tm_error_get()->text, why)) fail_msg("%s, not: %s", why, tm_error_get()->text);
+    tm_error_clear();
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const char *const empty[] = {""}, *const broken[] = {"\xff"};
+    int32_t prompt[] = {5, 6, 256}, good[] = {5, 6, 7};
+    tm_engine *e = open_engine(&(tm_engine_opts){.model = LLAMA, .positions = 10}), *t;
+    tm_request r = {.prompt = good, .n_prompt = 3, .max_new_tokens = 7}, x;
+    x = r, x.n_prompt = 0, refused(e, x, "empty");
+    x = r, x.prompt = prompt, refused(e, x, "token 2");
+    x = r, x.max_new_tokens = 8, refused(e, x, "room for 10");
+    x = r, x.top = 21, refused(e, x, "at most 20");
+    x = r, x.adapter = 1, refused(e, x, "adapter 1");
+    x = r, x.sampling.temperature = -1, refused(e, x, "temperature");
+    x = r, x.sampling.temperature = NAN, refused(e, x, "temperature");
+    x = r, x.sampling.top_p = 1.5, refused(e, x, "top_p");
+    x = r, x.sampling.repetition_penalty = -1, refused(e, x, "repetition_penalty");
+    x = r, x.n_stop = 1, x.stop = empty, refused(e, x, "tokenizer.json");
+    t = open_engine(&(tm_engine_opts){.model = TINY, .positions = 10});
+    refused(t, x, "stop string 1");
+    x.stop = broken, refused(t, x, "stop string 1");
+    tm_engine_close(t);
+    tm_engine_close(e);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_company_fp32), cmocka_unit_test(test_company_bf16), cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_text),         cmocka_unit_test(test_answers),      cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}
