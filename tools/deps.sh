@@ -8,7 +8,7 @@
 # Only what is missing is installed (so nothing is fetched where all is there), as root or with sudo.
 set -eu
 packages='build-essential cmake ninja-build pkg-config
-          liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libmicrohttpd-dev libyaml-dev
+          liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libmicrohttpd-dev libyaml-dev libedit-dev
           libopenblas0-pthread libdnnl2'
 for_ranks='libopenmpi-dev openmpi-bin'
 for_tests='libcmocka-dev libglpk-dev clang-format python3'

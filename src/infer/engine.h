@@ -32,7 +32,7 @@ typedef struct tm_engine_opts {
     const char *const
         *adapters; /* [n_adapters] PEFT folders that a request may choose from; tiers.adapter is not used */
     uint32_t n_adapters;
-    uint64_t other_bytes; /* of the budget, for what the caller holds beside the engine */
+    uint64_t other_bytes;    /* of the budget, for what the caller holds beside the engine */
     struct text_tools *text; /* the model's, which is the engine's then; NULL: it opens its own */
     tm_tier_args tiers;
 } tm_engine_opts;
