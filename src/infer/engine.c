@@ -41,7 +41,8 @@ static tm_status set_sizes(tm_engine *e, const tm_model_config *config) {
     if (o->sequences == 0) o->sequences = 1;
     if (o->sequences > MOST_SEQUENCES)
         return tm_fail(TM_EINPUT, "%u sequences side by side: at most %d are possible", o->sequences, MOST_SEQUENCES);
-    if (o->n_adapters > 0) return tm_fail(TM_EUNSUPPORTED, "an engine of several adapters: not in this version");
+    if (o->n_adapters > 0 && o->tiers.adapter)
+        return tm_fail(TM_EINPUT, "an adapter of all requests and a choice of adapters: give one of them");
     if (o->positions == 0) o->positions = (uint32_t)tm_min_u64(config->max_position_embeddings, POSITIONS);
     if (o->chunk == 0) o->chunk = CHUNK;
     if (o->chunk > o->positions) o->chunk = o->positions;
@@ -83,6 +84,7 @@ tm_status tm_engine_open(tm_engine **out, const tm_engine_opts *opts) {
     tm_gemm_rows_apart(true);
     e->rows_apart = true;
     TM_GO(make_room(e));
+    TM_GO(engine_open_adapters(&e->adapters, &e->opts, &config));
     TM_GO(engine_open_job(e, own_bytes(e) + e->opts.other_bytes));
     *out = e;
 done:
@@ -256,8 +258,10 @@ void tm_engine_close(tm_engine *e) {
     }
     planner_drop(&e->choice);
     tm_plan_free(e->decode);
+    tm_plan_free(e->adapters.plan);
     job_close(e->job);
     tm_adapter_folder_close(e->adapter);
+    engine_close_adapters(&e->adapters);
     text_close(&e->text);
     sample_close(&e->sample);
     if (e->rows_apart) tm_gemm_rows_apart(false);

@@ -3,6 +3,7 @@
  *   engine.c         life of an engine, requests, the queue
  *   engine_step.c    a step: who takes part in the pass, what becomes of its logits
  *   engine_share.c   which slot a sequence gets, and what of its prompt is in the cache
+ *   engine_adapter.c the base's adapters, of which a pass has one
  *   engine_job.c     the job below it: its plans, batches, logits
  *   engine_sample.c  from logits to a token
  *   engine_text.c    from tokens to text that is certain
@@ -64,6 +65,23 @@ typedef struct text_piece {
 } text_piece;
 TM_MUST_USE tm_status answer_text_add(answer_text *t, const int32_t *ids, size_t n, bool last, text_piece *out);
 
+/* ---- engine_adapter.c ------------------------------------------------------------------------------------------- */
+
+typedef struct engine_adapters {
+    tm_adapter_folder **folder; /* [n] */
+    uint32_t n;
+    tm_model_roles roles; /* of a model that has the union of them; without any nothing but the base */
+    tm_plan *plan;        /* puts values in place; NULL: there are none */
+    uint32_t now;         /* whose are: 1 + index; 0: none's */
+    bool placed;
+    uint32_t passes; /* since then */
+} engine_adapters;
+TM_MUST_USE tm_status engine_open_adapters(engine_adapters *all, const tm_engine_opts *o,
+                                           const tm_model_config *config);
+void engine_close_adapters(engine_adapters *all);
+void engine_use_adapters(tm_engine *e, job_opts *o);
+TM_MUST_USE tm_status engine_put_adapter(tm_engine *e, uint32_t adapter);
+
 /* ---- sequences -------------------------------------------------------------------------------------------------- */
 
 typedef struct engine_request { /* as it was asked: copies */
@@ -115,7 +133,8 @@ typedef struct pass_row {
 } pass_row;
 typedef struct engine_pass {
     bool decode;
-    pass_row *row; /* [n], room for `sequences` */
+    uint32_t adapter; /* of all its rows */
+    pass_row *row;    /* [n], room for `sequences` */
     uint32_t n, seq;
     uint32_t *wanted; /* [n_wanted] token rows, */
     kept_logits *kept;
@@ -127,6 +146,7 @@ struct tm_engine {
     tm_engine_opts opts; /* sequences, positions are set */
     text_tools text;
     uint32_t vocab, chunk; /* chunk: token rows of prompts in a pass, at most */
+    engine_adapters adapters;
     tm_adapter_folder *adapter;
     tm_job *job;
     planner_choice choice; /* its plan is that of prompts */

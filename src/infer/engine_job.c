@@ -71,6 +71,17 @@ static tm_status take_logits(void *ctx, uint32_t mb, uint32_t wanted, uint32_t r
 
 /* ---- plans ------------------------------------------------------------------------------------------------------ */
 
+/* All that is no base's is an adapter's. */
+static tm_status compile_adapter(tm_engine *e, const tm_job *job, job_account *account) {
+    tm_program *p;
+    tm_plan_free(e->adapters.plan);
+    e->adapters.plan = NULL;
+    TM_TRY(build_import(&p, job));
+    tm_status rc = job_compile_in(job, account, p, true, &e->adapters.plan);
+    tm_program_free(p);
+    return rc;
+}
+
 static tm_status compile_decode(void *ctx, const tm_job *job, job_account *account, const pass_opts *way) {
     tm_engine *e = ctx;
     tm_program *p;
@@ -81,7 +92,7 @@ static tm_status compile_decode(void *ctx, const tm_job *job, job_account *accou
     TM_TRY(build_pass(&p, job, "decoding", &one));
     tm_status rc = job_compile_in(job, account, p, true, &e->decode);
     tm_program_free(p);
-    return rc;
+    return rc == TM_OK && e->adapters.n > 0 ? compile_adapter(e, job, account) : rc;
 }
 
 static tm_status start(tm_engine *e) {
@@ -95,6 +106,7 @@ static tm_status start(tm_engine *e) {
                              .n = 1,
                              .beside = &one,
                              .n_beside = 1,
+                             .imports_again = e->adapters.n > 0,
                              .more = compile_decode,
                              .ctx = e};
     return job_start(&ask, &e->choice);
@@ -110,6 +122,7 @@ tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
                   .other_bytes = other_bytes};
     TM_TRY(forward_opts(&o, &e->opts.tiers, &e->adapter));
     forward_only(&o);
+    if (e->adapters.n > 0) engine_use_adapters(e, &o);
     TM_TRY(job_open(&e->job, &o));
     e->job->sinks.fill = fill;
     e->job->sinks.take_logits = take_logits;
@@ -124,6 +137,8 @@ tm_status engine_run_pass(tm_engine *e) {
         p->kept[i].n_top = 0;
         p->kept[i].best = 0;
     }
+    TM_TRY(engine_put_adapter(e, p->adapter));
+    e->adapters.passes++;
     e->job->step.wanted = p->wanted;
     e->job->step.n_wanted = p->n_wanted;
     return job_run(e->job, p->decode ? e->decode : e->choice.plan);

@@ -100,14 +100,35 @@ static void want_of_prompt(engine_pass *p, uint32_t at) {
     }
 }
 
-static void make_prompts_pass(tm_engine *e) {
+static bool is_in_pass(const engine_sequence *s, bool decode, uint32_t adapter) {
+    return s && in_prompt(s) != decode && s->of->r.adapter == adapter;
+}
+
+/* The adapter that is in place goes on for some passes; then it is the next one's turn. */
+static uint32_t choose_adapter(const tm_engine *e, bool decode) {
+    enum { PASSES = 16 };
+    uint32_t n = e->adapters.n + 1, first = e->adapters.now + (e->adapters.passes >= PASSES);
+    for (uint32_t k = 0; k < n; k++)
+        for (uint32_t i = 0; i < e->opts.sequences; i++)
+            if (is_in_pass(e->slot[i].by, decode, (first + k) % n)) return (first + k) % n;
+    return e->adapters.now;
+}
+
+static void clear_pass(tm_engine *e, bool decode) {
     engine_pass *p = &e->pass;
     *p = (engine_pass){.row = p->row, .wanted = p->wanted, .kept = p->kept, .most_wanted = p->most_wanted};
+    p->decode = decode;
+    p->adapter = choose_adapter(e, decode);
+}
+
+static void make_prompts_pass(tm_engine *e) {
+    engine_pass *p = &e->pass;
+    clear_pass(e, false);
     for (uint32_t i = 0; i < e->opts.sequences; i++) e->slot[i].lent = false;
     for (uint32_t i = 0; i < e->opts.sequences; i++) {
         engine_sequence *s = e->slot[i].by;
         engine_start start = {.from = UINT32_MAX};
-        if (!s || !in_prompt(s) || (!s->begun && !engine_look(e, s, &start))) continue;
+        if (!is_in_pass(s, false, p->adapter) || (!s->begun && !engine_look(e, s, &start))) continue;
         size_t computed = s->begun ? s->computed : start.computed;
         uint32_t n = (uint32_t)tm_min_u64(s->of->r.n_prompt - computed, e->chunk), seq = n > p->seq ? n : p->seq;
         if (!joins(e, computed, seq)) continue;
@@ -120,12 +141,11 @@ static void make_prompts_pass(tm_engine *e) {
 
 static void make_answers_pass(tm_engine *e) {
     engine_pass *p = &e->pass;
-    *p = (engine_pass){.row = p->row, .wanted = p->wanted, .kept = p->kept, .most_wanted = p->most_wanted};
-    p->decode = true;
+    clear_pass(e, true);
     p->seq = 1;
     for (uint32_t i = 0; i < e->opts.sequences; i++) {
         engine_sequence *s = e->slot[i].by;
-        if (!s || in_prompt(s)) continue;
+        if (!is_in_pass(s, true, p->adapter)) continue;
         p->row[p->n] = (pass_row){.of = s, .n = 1, .first_wanted = p->n_wanted};
         want(p, &p->row[p->n], p->n, -1);
         p->n++;

@@ -181,7 +181,10 @@ typedef struct job_opts {
     tm_fmt four_bits;    /* NF4, FP4: what `quantization` makes of the model; F32: there is none */
     bool double_quant;
     uint32_t quant_block;
-    const tm_model_roles *roles;    /* instead (tests) */
+    const tm_model_roles *roles; /* instead (tests) */
+    /* instead of `saved`: elements [first, first + n) of an adapter's tensor; NULL */
+    tm_status (*adapter_values)(void *ctx, const tm_tensor *t, uint64_t first, uint64_t n, float *out);
+    void *adapter_values_ctx;
     const tm_adapter_folder *saved; /* an adapter whose values the adapter begins with; NULL: anew */
     uint64_t seed;
     uint64_t host_bytes;      /* UINT64_MAX: unlimited */

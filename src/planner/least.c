@@ -55,6 +55,7 @@ static tm_status minimum_of_programs(const way_list *w, const pass_opts *o, uint
     uint64_t share = tm_program_share_bytes(p, job->ranks.shared_by); /* is there while the others run */
     TM_TRY(least_of(w, p, 0, least, device));
     TM_TRY(build_import(&p, job));
+    if (w->ask->imports_again) *plans += plan_bytes(p);
     TM_TRY(least_of(w, p, share, least, device));
     if (!o->park) return TM_OK;
     TM_TRY(build_pass(&p, job, "first step", &first));

@@ -28,7 +28,8 @@ typedef struct planner_ask {
     uint32_t n;
     const pass_opts *beside; /* [n_beside] passes that `more` compiles beside any way: what they take counts */
     uint32_t n_beside;
-    job_more_fn more; /* NULL: nothing else is run */
+    bool imports_again; /* `more` compiles the import, too, which stays */
+    job_more_fn more;   /* NULL: nothing else is run */
     void *ctx;
     job_chosen_fn chosen; /* of job_start, once; NULL: nothing is made */
     void *chosen_ctx;

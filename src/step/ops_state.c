@@ -36,6 +36,8 @@ static bool is_pissa(const tm_job *job, const tm_tensor *t) {
 static tm_status read_tensor(const tm_job *job, uint32_t t, uint64_t first, uint64_t n, float *out) {
     const tm_tensor *tensor = tm_model_tensor(job->model, t);
     int64_t saved = job_saved_tensor(job, t);
+    bool is_asked = tensor->role != TM_TENSOR_BASE && job->opts.adapter_values;
+    if (is_asked) return job->opts.adapter_values(job->opts.adapter_values_ctx, tensor, first, n, out);
     if (saved >= 0) return read_saved(job, (uint32_t)saved, first, n, out);
     if (is_pissa(job, tensor)) return read_first(job, tensor, first, n, out);
     if (!job->source || job->source_tensor[t] == UINT32_MAX) {

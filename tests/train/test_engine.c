@@ -182,7 +182,7 @@ static void test_text(void **state) {
     static told whole, cut;
     tm_engine *e = open_engine(&(tm_engine_opts){.model = TINY, .positions = 200});
     tm_ids prompt = encode(e, "The tide");
-    tm_request r = {.prompt = prompt.id, .n_prompt = prompt.n, .max_new_tokens = 100, .ignore_eos = true};
+    tm_request r = {.prompt = prompt.id, .n_prompt = prompt.n, .max_new_tokens = 60, .ignore_eos = true};
     r.sampling = (tm_sampling){.temperature = 3, .seed = 5}; /* all sorts of bytes */
     memset(&whole, 0, sizeof whole);
     add(e, r, &whole);
@@ -192,7 +192,7 @@ static void test_text(void **state) {
     assert_int_equal(text.len, whole.n_text);
     assert_memory_equal(text.data, whole.text, text.len);
     assert_int_equal(whole.finish, TM_FINISH_LENGTH);
-    for (size_t at = 20; at + 5 < text.len; at += 7) {
+    for (size_t at = 20; at + 5 < text.len; at += 13) {
         char stop[6] = {0};
         const char *all[] = {"never there", stop};
         memcpy(stop, text.data + at, 5);
@@ -210,6 +210,113 @@ static void test_text(void **state) {
     tm_buf_free(&text);
     tm_ids_free(&prompt);
     tm_engine_close(e);
+}
+
+/* ---- adapters --------------------------------------------------------------------------------------------------- */
+
+#define PEFT TM_TEST_FIXTURES "/peft_base"
+enum { ADAPTERS = 3, SEQ = 32, HALF = 4 };
+
+/* peft_lora's first ranks, as a folder: scale 3 / 4. */
+static const char *half_an_adapter(void) {
+    const char *dir = run_dir();
+    tm_st *from = tensors_open(TM_TEST_FIXTURES "/peft_lora/adapter_model.safetensors");
+    tm_st_writer *w;
+    uint32_t at[64], n = tm_st_count(from);
+    float *half[64];
+    assert_in_range(n, 1, 64);
+    RUN_EXPECT_STATUS(tm_st_writer_create(&w, run_path(dir, "adapter_model.safetensors")));
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_st_info *t = tm_st_get(from, i);
+        tensor all = tensor_read(from, t->name);
+        bool a = strstr(t->name, "lora_A") != NULL;
+        uint64_t rows = a ? HALF : t->shape[0], columns = a ? t->shape[1] : HALF;
+        half[i] = malloc(rows * columns * sizeof(float));
+        for (uint64_t k = 0; k < rows * columns; k++) half[i][k] = all.v[k / columns * t->shape[1] + k % columns];
+        RUN_EXPECT_STATUS(tm_st_writer_add(w, t->name, TM_FMT_F32, 2, (uint64_t[]){rows, columns}, &at[i]));
+        free(all.v);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const tm_st_info *t = tm_st_get(from, i);
+        uint64_t elements = strstr(t->name, "lora_A") ? HALF * t->shape[1] : t->shape[0] * HALF;
+        RUN_EXPECT_STATUS(tm_st_writer_write_f32(w, at[i], 0, elements, half[i]));
+        free(half[i]);
+    }
+    RUN_EXPECT_STATUS(tm_st_writer_commit(w));
+    tm_st_close(from);
+    run_write(run_path(dir, "adapter_config.json"),
+              "{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 3, \"target_modules\": [\"q_proj\", \"k_proj\", "
+              "\"v_proj\", \"o_proj\", \"gate_proj\", \"up_proj\", \"down_proj\"]}");
+    return dir;
+}
+
+static tm_request scored(uint32_t adapter, int32_t *prompt) {
+    tm_st *golden = tensors_open(PEFT "/golden.safetensors");
+    size_t n;
+    int64_t *ids = tensor_ints(golden, "input_ids", &n);
+    for (size_t k = 0; k < SEQ; k++) prompt[k] = (int32_t)ids[k];
+    free(ids);
+    tm_st_close(golden);
+    return (tm_request){.prompt = prompt,
+                        .n_prompt = SEQ,
+                        .max_new_tokens = 6,
+                        .ignore_eos = true,
+                        .score_from = 1,
+                        .adapter = adapter};
+}
+
+/* Log-probabilities of the first row of a golden file's logits. */
+static void check_logits(const char *folder, const int32_t *prompt, const told *o) {
+    tm_st *golden = tensors_open(run_format("%s/golden.safetensors", folder));
+    tensor l = tensor_read(golden, "logits");
+    for (size_t k = 0; k + 1 < SEQ; k++) {
+        double sum = 0;
+        for (int v = 0; v < 256; v++) sum += exp((double)l.v[k * 256 + (size_t)v]);
+        double want = (double)l.v[k * 256 + (size_t)prompt[k + 1]] - log(sum);
+        if (!(fabs((double)o->prompt_logprob[k] - want) < 5e-5))
+            fail_msg("%s, token %zu: %g, not %g", folder, k + 1, (double)o->prompt_logprob[k], want);
+    }
+    free(l.v);
+    tm_st_close(golden);
+}
+
+/* PEFT's logits of each, and the base's own: requests of all of them side by side, several times each. */
+static void test_adapters(void **state) {
+    (void)state;
+    static told o[2 * (ADAPTERS + 1)], half;
+    const char *const adapters[ADAPTERS] = {TM_TEST_FIXTURES "/peft_lora", half_an_adapter(),
+                                            TM_TEST_FIXTURES "/peft_rslora"};
+    int32_t prompt[SEQ];
+    memset(o, 0, sizeof o), memset(&half, 0, sizeof half);
+    tm_engine_opts opts = {.model = PEFT, .positions = 64, .sequences = 3};
+    tm_engine_opts alone = opts;
+    opts.adapters = adapters, opts.n_adapters = ADAPTERS;
+    alone.tiers.adapter = adapters[1];
+    tm_engine *e = open_engine(&opts);
+    for (uint32_t i = 0; i < TM_COUNT(o); i++) add(e, scored(i % (ADAPTERS + 1), prompt), &o[i]);
+    run_all(e);
+    tm_engine_close(e);
+    for (uint32_t i = 0; i <= ADAPTERS; i++) same(&o[i], &o[i + ADAPTERS + 1]);
+    check_logits(PEFT, prompt, &o[0]);
+    check_logits(adapters[0], prompt, &o[1]);
+    check_logits(adapters[2], prompt, &o[3]);
+    e = open_engine(&alone);
+    add(e, scored(0, prompt), &half);
+    run_all(e);
+    tm_engine_close(e);
+    assert_memory_equal(half.id, o[2].id, sizeof half.id);
+    for (size_t k = 0; k + 1 < SEQ; k++) assert_true(fabsf(half.prompt_logprob[k] - o[2].prompt_logprob[k]) < 2e-5F);
+    assert_true(fabsf(half.prompt_logprob[3] - o[0].prompt_logprob[3]) > 1e-4F);
+}
+
+static void test_adapters_refused(void **state) {
+    (void)state;
+    const char *const dora[] = {TM_TEST_FIXTURES "/peft_lora", TM_TEST_FIXTURES "/peft_dora"};
+    tm_engine *e;
+    const tm_engine_opts opts = {.model = PEFT, .positions = 64, .adapters = dora, .n_adapters = 2};
+    assert_int_equal(tm_engine_open(&e, &opts), TM_EUNSUPPORTED);
+    assert_non_null(strstr(tm_error_get()->text, "use_dora"));
+    tm_error_clear();
 }
 
 /* ---- several answers, cancelled ones, refusals ------------------------------------------------------------------- */
@@ -294,9 +401,11 @@ static void test_refusals(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_company_fp32), cmocka_unit_test(test_company_bf16), cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_text),         cmocka_unit_test(test_answers),      cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_company_fp32),     cmocka_unit_test(test_company_bf16),
+        cmocka_unit_test(test_logprobs),         cmocka_unit_test(test_text),
+        cmocka_unit_test(test_answers),          cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test_teardown(test_adapters, run_clean),
+        cmocka_unit_test(test_adapters_refused),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }
