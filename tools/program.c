@@ -11,7 +11,7 @@
 static void print_help(const tm_program *p, FILE *f) {
     fprintf(f, "usage: %s COMMAND [ARGUMENT]...\n\n%s\n\n", p->name, p->about);
     for (size_t i = 0; i < p->n_commands; i++)
-        fprintf(f, "  %-10s%s%s\n", p->commands[i].name, p->commands[i].help,
+        fprintf(f, "  %-12s%s%s\n", p->commands[i].name, p->commands[i].help,
                 p->commands[i].run ? "" : " (not in this version yet)");
     fprintf(f, "\n'%s help COMMAND' explains one command%s; '%s --version' prints the version.\n", p->name,
             p->help ? ", 'help terms' every word" : "", p->name);
