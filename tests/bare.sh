@@ -3,17 +3,24 @@
 # minbase) in a scratch folder, with a checkout of HEAD and nothing beside it.
 #   tests/bare.sh          examples/demo.sh --tiny, then tests/run.sh to its end
 #   tests/bare.sh --demo   only the first half, which .ci/run does
+#   tests/bare.sh --deb FILE   instead: the package (tools/package.sh) is installed there, and trains: tests/first_day.sh
 #   --dir DIR              where the root is made (default: /var/tmp); about 5 GB, on a disk
 # The mirror is this machine's own, from apt's configuration; packages that apt has here already are not fetched again.
 # It needs root, and to be allowed to mount: where it is not, or there is no Debian mirror, it says so and exits 0 with
 # nothing done (--demo), else 77. Mounts live in a namespace of their own and end with it, as do processes.
 set -eu
-usage='usage: tests/bare.sh [--demo] [--dir DIR]'
+usage='usage: tests/bare.sh [--demo | --deb FILE] [--dir DIR]'
 demo=
+deb=
 dir=/var/tmp
 while [ $# -gt 0 ]; do
     case $1 in
     --demo) demo=1 ;;
+    --deb)
+        [ $# -ge 2 ] && [ -f "$2" ] || { echo "$usage" >&2; exit 2; }
+        deb=$(realpath "$2")
+        shift
+        ;;
     --dir)
         [ $# -ge 2 ] || { echo "$usage" >&2; exit 2; }
         dir=$2
@@ -110,13 +117,18 @@ if [ -z "${TIDEMILL_BARE_ROOT:-}" ]; then
     trap 'rm -rf --one-file-system "$work"' EXIT
     trap 'exit 1' HUP INT TERM
     make_root
+    [ -z "$deb" ] || cp "$deb" "$root/tidemill/package.deb"
     status=0
     TIDEMILL_BARE_ROOT=$root unshare --mount --propagation private --pid --fork --kill-child \
-        sh "$source/tests/bare.sh" ${demo:+--demo} || status=1
+        sh "$source/tests/bare.sh" ${demo:+--demo} ${deb:+--deb "$deb"} || status=1
     exit "$status"
 fi
 root=$TIDEMILL_BARE_ROOT
 mount_all
+if [ -n "$deb" ]; then
+    inside tests/first_day.sh /tidemill/package.deb
+    exit 0
+fi
 inside examples/demo.sh --tiny
 [ -z "$demo" ] || exit 0
 inside tests/run.sh
