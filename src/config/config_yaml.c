@@ -22,7 +22,7 @@ tm_status cfg_parse_yaml(tm_json_doc **out, const char *text, size_t len, const 
 #else
 #include <yaml.h>
 
-enum { MOST_BYTES = 1 << 20, MOST_EVENTS = 1 << 16, MOST_KEYS = 1024, MOST_ANCHORS = 256, DEPTH = 60 };
+enum { MOST_BYTES = 1 << 20, MOST_EVENTS = 1 << 13, MOST_KEYS = 1024, MOST_ANCHORS = 256, DEPTH = 60 };
 static const size_t NONE = SIZE_MAX;
 
 typedef struct record {
@@ -48,7 +48,8 @@ typedef struct reader {
     record *all;
     size_t n, cap, played; /* played: how many the builder has taken */
     tm_buf texts;
-    anchor *anchors; /* [MOST_ANCHORS] */
+    size_t text_bytes; /* with those of aliases */
+    anchor *anchors;   /* [MOST_ANCHORS] */
     size_t n_anchors;
     open_node open[DEPTH];
     size_t depth;
@@ -61,20 +62,23 @@ static tm_status fail_at(const reader *r, const yaml_mark_t *at, const char *wha
 
 /* ---- records ------------------------------------------------------------------------------------------------------- */
 
-static tm_status put(reader *r, tm_json_event event, const char *text) {
-    if (r->n == MOST_EVENTS)
-        return tm_fail(TM_EINPUT, "%s:%u:%u: more than %d values, aliases counted as often as they are used", r->name,
-                       event.line, event.column, MOST_EVENTS);
-    if (event.len + r->texts.len > 4 * (size_t)MOST_BYTES)
+/* `text`: where its text is, or NONE. */
+static tm_status add(reader *r, tm_json_event event, size_t text) {
+    r->text_bytes += event.len;
+    if (r->n == MOST_EVENTS || r->text_bytes > 4 * (size_t)MOST_BYTES)
         return tm_fail(TM_EINPUT,
-                       "%s:%u:%u: more text than a configuration has, aliases counted as often as they are used",
-                       r->name, event.line, event.column);
+                       "%s:%u:%u: more %s than a configuration has, aliases counted as often as they are used", r->name,
+                       event.line, event.column, r->n == MOST_EVENTS ? "values" : "text");
     TM_TRY(tm_grow(&r->all, &r->cap, r->n + 1, sizeof *r->all));
+    r->all[r->n++] = (record){.event = event, .text = text, .key_before = NONE};
+    return TM_OK;
+}
+
+static tm_status put(reader *r, tm_json_event event, const char *text) {
     size_t at = text ? r->texts.len : NONE;
     if (text) TM_TRY(tm_buf_append(&r->texts, text, event.len));
     if (text) TM_TRY(tm_buf_append(&r->texts, "", 1));
-    r->all[r->n++] = (record){.event = event, .text = at, .key_before = NONE};
-    return TM_OK;
+    return add(r, event, at);
 }
 
 static tm_json_event event_at(tm_json_type type, const yaml_mark_t *at) {
@@ -205,13 +209,7 @@ static tm_status copy_anchor(reader *r, const yaml_event_t *e) {
                        e->start_mark.column + 1, name);
     anchor a = r->anchors[at - 1];
     if (a.end == NONE) return fail_at(r, &e->start_mark, "an alias of what it lies in has no end");
-    for (size_t i = a.begin; i < a.end; i++) {
-        char *text = r->all[i].text == NONE ? NULL : tm_strndup(text_of(r, i), r->all[i].event.len);
-        if (!text && r->all[i].text != NONE) return tm_nomem(r->all[i].event.len);
-        tm_status rc = put(r, r->all[i].event, text);
-        tm_free(text);
-        TM_TRY(rc);
-    }
+    for (size_t i = a.begin; i < a.end; i++) TM_TRY(add(r, r->all[i].event, r->all[i].text)); /* texts do not change */
     completed(r);
     return TM_OK;
 }
