@@ -13,6 +13,7 @@ static const tm_command commands[] = {
     {"probe", tm_cmd_probe, "logits, loss and gradients of a model for given token ids"},
     {"eval", tm_cmd_eval, "loss of a model on a data file, or metrics of a configuration's objective"},
     {"generate", tm_cmd_generate, "continue a prompt or answer a conversation"},
+    {"serve", tm_cmd_serve, "answer OpenAI's clients, to look at what was trained"},
     {"tokenize", tm_cmd_tokenize, "text to token ids and back, one JSON object per line"},
     {"chat", tm_cmd_chat, "apply a model's chat template to conversations"},
     {"convert", tm_cmd_convert, "GGUF file to Hugging Face folder and back"},

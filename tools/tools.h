@@ -65,6 +65,7 @@ int tm_cmd_data(int argc, char **argv);
 int tm_cmd_probe(int argc, char **argv);
 int tm_cmd_eval(int argc, char **argv);
 int tm_cmd_generate(int argc, char **argv);
+int tm_cmd_serve(int argc, char **argv);
 int tm_cmd_tokenize(int argc, char **argv);
 int tm_cmd_chat(int argc, char **argv);
 int tm_cmd_convert(int argc, char **argv);
