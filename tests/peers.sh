@@ -4,7 +4,8 @@
 # same and mark the same text; small tokenizers of the shapes of published ones have the same ids; PEFT's adapters are merged as PEFT
 # merges them and have its logits here, and it has our loss with what a run leaves; TRL's trainers make the same rows of preferences
 # and take the same steps; quantised folders load in transformers, with the values of their formats' definitions, and those that others
-# make are read with theirs. Not part of ctest: it downloads about 3 GB.
+# make are read with theirs; OpenAI's client talks to `serve`, and lm-evaluation-harness has the scores through it that it has in transformers.
+# Not part of ctest: it downloads about 3 GB.
 #
 #   tests/peers.sh [BINARY]          default: build/bin/tidemill
 #   TIDEMILL_PEERS=DIR               keeps the Python environment in DIR for the next time
@@ -128,4 +129,6 @@ print(f"SmolLM2: {len(texts)} texts, {sum(map(len, ids))} ids, {len(differ)} tex
       f"{sum(p.numel() for p in model.parameters())} parameters")
 raise SystemExit(bool(differ) or not same_chat)
 EOF
+"$python" -c "import openai, lm_eval" 2>/dev/null || "$venv/bin/pip" install -q openai==3.57.0 "lm-eval[api]==0.4.13" tiktoken
+"$python" "$root/tests/peers/serve.py" "$tidemill" smollm2
 echo "peers: agreed"

@@ -3,7 +3,7 @@
 is installed (local-completions on a task file made here, beside the log-likelihoods of `probe`).
 
 MODEL has a tokenizer and a chat template. What a greedy answer has to be, `generate` says."""
-import concurrent.futures, json, os, pathlib, re, signal, subprocess, sys, tempfile
+import concurrent.futures, importlib.util, json, os, pathlib, re, signal, subprocess, sys, tempfile
 
 import httpx, openai
 
@@ -125,6 +125,53 @@ def check_adapter(binary, model, server, adapter):
     assert got.choices[0].message.content == want["text"], (got, want)
 
 
+def task(folder):
+    """Sums with three answers each, as a task of the harness."""
+    rows = []
+    for i in range(24):
+        a, b = i % 7 + 1, i * 5 % 9 + 1
+        answers = [a + b, a + b + 1, a * b + 3]
+        gold = i % 3
+        answers[0], answers[gold] = answers[gold], answers[0]
+        rows.append({"question": f"Question: What is {a} plus {b}?\nAnswer:", "choices": [f" {x}" for x in answers], "gold": gold})
+    pathlib.Path(folder, "sums.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    pathlib.Path(folder, "sums.yaml").write_text(f"""task: sums
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/sums.jsonl}}}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{gold}}}}"
+target_delimiter: ""
+metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
+""")
+
+
+def harness(folder, name, kind, arguments):
+    """The harness's scores, and the log-likelihood of each choice."""
+    out = pathlib.Path(folder, name)
+    run = subprocess.run([sys.executable, "-m", "lm_eval", "run", "--model", kind, "--model_args", arguments, "--tasks", "sums", "--include_path", folder,
+                          "--output_path", out, "--log_samples", "--device", "cpu"], capture_output=True, text=True, env={**os.environ, "HF_DATASETS_OFFLINE": "1"})
+    assert run.returncode == 0, run.stderr[-2000:]
+    scores = json.loads(next(out.rglob("results_*.json")).read_text())["results"]["sums"]
+    rows = [json.loads(line) for line in next(out.rglob("samples_*.jsonl")).read_text().splitlines()]
+    return (scores["acc,none"], scores["acc_norm,none"]), {r["doc_id"]: [float(x[0]) for x in r["filtered_resps"]] for r in rows}
+
+
+def check_harness(model, server):
+    """Through the server, and in PyTorch."""
+    with tempfile.TemporaryDirectory() as folder:
+        task(folder)
+        name = server.client().models.list().data[0].id
+        ours = harness(folder, "ours", "local-completions",
+                       f"model={name},base_url={server.url}/v1/completions,tokenizer={os.path.abspath(model)},num_concurrent=8,max_length=511")
+        theirs = harness(folder, "theirs", "hf", f"pretrained={os.path.abspath(model)},dtype=float32")
+    worst = max(abs(a - b) for i, row in ours[1].items() for a, b in zip(row, theirs[1][i], strict=True))
+    assert ours[0] == theirs[0] and worst < 1e-3, (ours[0], theirs[0], worst)
+    print(f"serve: lm-evaluation-harness: acc {ours[0][0]:.4f}, acc_norm {ours[0][1]:.4f}, in transformers the same; log-likelihoods within {worst:.2g}")
+
+
 def main():
     binary, model, *adapters = sys.argv[1:]
     server = Server(binary, "--model", model, "--sequences", "16", "--positions", "512", "--precision", "fp32", *(x for a in adapters for x in ("--adapter", a)))
@@ -137,6 +184,10 @@ def main():
     check_many(server, name)
     for a in adapters:
         check_adapter(binary, model, server, a)
+    if importlib.util.find_spec("lm_eval") and importlib.util.find_spec("torch"):
+        check_harness(model, server)
+    else:
+        print("serve: SKIP lm-evaluation-harness: lm_eval and torch are not installed", file=sys.stderr)
     assert httpx.get(server.url + "/health").json()["status"] == "ok"
     server.stop()
     print(f"serve: OpenAI's client {openai.__version__} has generate's answers: chat, stream, stop, logprobs, n, seed, errors, {CLIENTS} clients"
