@@ -14,6 +14,7 @@
 #define HI "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]"
 #define COMPLETIONS "/v1/completions"
 #define CHAT "/v1/chat/completions"
+#define POST "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 static server start(const char *sequences, const char *const *env) {
     return server_start((const char *const[]){SERVE_FAKE, MODEL, sequences, NULL}, env);
@@ -211,9 +212,8 @@ static bool closes_within(int fd, int s) {
 }
 
 static void slow_senders_are_cut(void **state) {
-    static const char *const begun[] = {"", "P", "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-A: ",
-                                        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                                        "Content-Length: 100000\r\n\r\n{"};
+    static const char *const begun[] = {
+        "", "P", "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-A: ", (POST "Content-Length: 100000\r\n\r\n{")};
     int fd[TM_COUNT(begun)];
     (void)state;
     server s = start("2", NULL);
@@ -248,8 +248,6 @@ static void requests_in_one_piece_are_answered_in_order(void **state) {
 }
 
 /* ---- bytes that are no request ------------------------------------------------------------------------------------------------- */
-
-#define POST "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 static void bytes_that_are_no_request(void **state) {
     static const char *const rows[] = {
