@@ -171,7 +171,7 @@ static void test_every_command_answers(void **state) {
     (void)state;
     static const char *const commands[] = {"new",    "top",   "report", "completion", "man",      "train", "plan",
                                            "data",   "probe", "eval",   "generate",   "tokenize", "chat",  "convert",
-                                           "export", "bench", "tune",   "inspect",    "doctor",   "clean"};
+                                           "export", "bench", "tune",   "inspect",    "doctor",   "clean", "serve"};
     char out[65536], line[64], usage[64];
     for (size_t i = 0; i < TM_COUNT(commands); i++) {
         snprintf(line, sizeof line, "%s --help", commands[i]);
