@@ -96,7 +96,7 @@ TM_MUST_USE tm_status tm_engine_step(tm_engine *e, bool *busy);
 const struct text_tools *tm_engine_text(const tm_engine *e);
 typedef struct tm_engine_counts {
     uint64_t prompt_tokens, shared_tokens, answer_tokens; /* shared: of prompts, not computed again */
-    uint32_t running, waiting;
+    uint32_t running, waiting, positions; /* positions: of prompt and answer together, as they were settled */
     double prefill_seconds, decode_seconds;
 } tm_engine_counts;
 tm_engine_counts tm_engine_count(const tm_engine *e);

@@ -12,7 +12,7 @@
 #define COMPLETIONS "/v1/completions"
 #define CHAT "/v1/chat/completions"
 #define MESSAGES "{\"messages\":[{\"role\":\"user\",\"content\":\"The tide comes in.\"}]"
-enum { VOCABULARY = 507, MOST = 64 };
+enum { VOCABULARY = 507 };
 
 /* Random, with larger values than a fresh model has; a tokenizer and a template. */
 static const char *make_model(const char *dir) {
@@ -33,20 +33,9 @@ static const char *make_model(const char *dir) {
     return model;
 }
 
-static server start(const char *model, const char *budget) {
-    const char *argv[] = {TM_TEST_BINARY,
-                          "serve",
-                          "--model",
-                          model,
-                          "--port",
-                          "0",
-                          "--precision",
-                          "fp32",
-                          "--sequences",
-                          "3",
-                          budget ? "--host-budget" : NULL,
-                          budget,
-                          NULL};
+static server start(const char *model, const char *option, const char *value) {
+    const char *argv[] = {TM_TEST_BINARY, "serve",       "--model", model,  "--port", "0", "--precision",
+                          "fp32",         "--sequences", "3",       option, value,    NULL};
     return server_start(argv, NULL);
 }
 
@@ -64,7 +53,7 @@ static void greedy_answers_are_those_of_generate(void **state) {
                        "--json", "--precision", "fp32", NULL);
     RUN_OK(&g);
     tm_json_doc *want = parsed(g.out, g.out_len);
-    server s = start(model, NULL);
+    server s = start(model, NULL, NULL);
     reply r = ask(&s, "POST", CHAT, MESSAGES ",\"temperature\":0,\"max_tokens\":12,\"model\":\"tiny\"}");
     assert_int_equal(r.status, 200);
     tm_json_doc *got = parsed(r.body, r.len);
@@ -79,7 +68,7 @@ static void greedy_answers_are_those_of_generate(void **state) {
     run_free(&g);
 }
 
-static tensor logits_of(const char *model, const char *dir, const int64_t *ids, size_t n) {
+static tensor logits_of(const char *model, const char *adapter, const char *dir, const int64_t *ids, size_t n) {
     const char *in = run_path(dir, "in.safetensors"), *out = run_path(dir, "out.safetensors");
     tm_st_writer *w;
     uint32_t t;
@@ -87,7 +76,8 @@ static tensor logits_of(const char *model, const char *dir, const int64_t *ids, 
     RUN_EXPECT_STATUS(tm_st_writer_add(w, "input_ids", TM_FMT_I64, 2, (uint64_t[]){1, n}, &t));
     RUN_EXPECT_STATUS(tm_st_writer_write(w, t, 0, ids, n * sizeof *ids));
     RUN_EXPECT_STATUS(tm_st_writer_commit(w));
-    run_result r = run((run_opts){0}, "probe", "--model", model, "--input", in, "--output", out, NULL);
+    run_result r = run((run_opts){0}, "probe", "--model", model, "--input", in, "--output", out,
+                       adapter ? "--adapter" : NULL, adapter, NULL);
     RUN_OK(&r);
     run_free(&r);
     tm_st *st = tensors_open(out);
@@ -96,10 +86,10 @@ static tensor logits_of(const char *model, const char *dir, const int64_t *ids, 
     return logits;
 }
 
-static double logprob_of(const float *row, int64_t id) {
+static double logprob_of(const float *row, size_t vocabulary, int64_t id) {
     double sum = 0, most = row[0];
-    for (int i = 1; i < VOCABULARY; i++) most = row[i] > most ? row[i] : most;
-    for (int i = 0; i < VOCABULARY; i++) sum += exp(row[i] - most);
+    for (size_t i = 1; i < vocabulary; i++) most = row[i] > most ? row[i] : most;
+    for (size_t i = 0; i < vocabulary; i++) sum += exp(row[i] - most);
     return row[id] - most - log(sum);
 }
 
@@ -108,8 +98,8 @@ static void logprobs_are_those_of_probe(void **state) {
     static const int64_t ids[] = {64, 300, 7, 12, 499, 88, 88, 3};
     (void)state;
     const char *dir = run_dir(), *model = make_model(dir);
-    tensor logits = logits_of(model, dir, ids, TM_COUNT(ids));
-    server s = start(model, NULL);
+    tensor logits = logits_of(model, NULL, dir, ids, TM_COUNT(ids));
+    server s = start(model, NULL, NULL);
     reply r =
         ask(&s, "POST", COMPLETIONS,
             "{\"prompt\":[[64,300,7,12,499,88,88,3]],\"echo\":true,\"logprobs\":2,\"max_tokens\":1,\"temperature\":0}");
@@ -120,7 +110,7 @@ static void logprobs_are_those_of_probe(void **state) {
     assert_int_equal(tm_json_get(of, "token_logprobs")->count, TM_COUNT(ids) + 1);
     assert_int_equal(p->type, TM_JSON_NULL);
     for (size_t i = 1; i < TM_COUNT(ids); i++) {
-        double want = logprob_of(logits.v + (i - 1) * VOCABULARY, ids[i]);
+        double want = logprob_of(logits.v + (i - 1) * VOCABULARY, VOCABULARY, ids[i]);
         p = p->next;
         top = top->next;
         if (fabs(p->number - want) > 1e-4) fail_msg("token %zu: %.7g, probe says %.7g", i, p->number, want);
@@ -131,6 +121,37 @@ static void logprobs_are_those_of_probe(void **state) {
     tm_json_free(got);
     reply_free(&r);
     free(logits.v);
+}
+
+/* A base and an adapter of it, which have no tokenizer: ids are asked. */
+static void adapters_are_chosen_by_name(void **state) {
+    static const int64_t ids[] = {64, 30, 7, 12, 99, 88};
+    static const char *const adapter[2] = {NULL, TM_TEST_FIXTURES "/peft_lora"}, *const name[2] = {"base", "low"};
+    (void)state;
+    const char *dir = run_dir(), *model = run_path(dir, "base");
+    run_copy_model(TM_TEST_FIXTURES "/peft_base", model);
+    run_copy(TM_TEST_FIXTURES "/chat_chatml/tokenizer.json", run_path(model, "tokenizer.json"));
+    server s = start(model, "--adapter", "low=" TM_TEST_FIXTURES "/peft_lora");
+    for (int k = 0; k < 2; k++) {
+        tensor logits = logits_of(model, adapter[k], dir, ids, TM_COUNT(ids));
+        reply r = ask(&s, "POST", COMPLETIONS,
+                      run_format("{\"model\":\"%s\",\"prompt\":[64,30,7,12,99,88],\"echo\":true,\"logprobs\":0,"
+                                 "\"max_tokens\":1}",
+                                 name[k]));
+        assert_int_equal(r.status, 200);
+        tm_json_doc *got = parsed(r.body, r.len);
+        const tm_json *choice = tm_json_get(tm_json_root(got), "choices")->child;
+        const tm_json *p = tm_json_get(tm_json_get(choice, "logprobs"), "token_logprobs")->child->next;
+        size_t vocabulary = logits.n / TM_COUNT(ids);
+        for (size_t i = 1; i < TM_COUNT(ids); i++, p = p->next) {
+            double want = logprob_of(logits.v + (i - 1) * vocabulary, vocabulary, ids[i]);
+            if (fabs(p->number - want) > 1e-4) fail_msg("%s: token %zu: %.7g, probe %.7g", name[k], i, p->number, want);
+        }
+        tm_json_free(got);
+        reply_free(&r);
+        free(logits.v);
+    }
+    server_stop(&s, SIGTERM, 0);
 }
 
 static uint64_t peak_of(pid_t pid) {
@@ -156,7 +177,7 @@ static void the_least_budget_is_enough(void **state) {
     assert_int_equal(r.status, 2);
     uint64_t least = train_minimum(r.err);
     run_free(&r);
-    server s = start(model, run_format("%llu", (unsigned long long)least));
+    server s = start(model, "--host-budget", run_format("%llu", (unsigned long long)least));
     for (int i = 0; i < N; i++) {
         fd[i] = dial(&s);
         put_request(fd[i], "POST", CHAT, "",
@@ -185,7 +206,7 @@ static void refuses(const char *in_line, const char *const *arguments) {
 static void what_it_does_not_start_with(void **state) {
     (void)state;
     const char *dir = run_dir(), *model = make_model(dir);
-    server s = start(model, NULL);
+    server s = start(model, NULL, NULL);
     REFUSES("give another --port", "--model", model, "--port", run_format("%u", s.port));
     server_stop(&s, SIGTERM, 0);
     REFUSES("NAME=DIR", "--model", model, "--adapter", "folder");
@@ -202,6 +223,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(greedy_answers_are_those_of_generate, run_clean),
         cmocka_unit_test_teardown(logprobs_are_those_of_probe, run_clean),
+        cmocka_unit_test_teardown(adapters_are_chosen_by_name, run_clean),
         cmocka_unit_test_teardown(the_least_budget_is_enough, run_clean),
         cmocka_unit_test_teardown(what_it_does_not_start_with, run_clean),
     };
