@@ -70,10 +70,10 @@ static uint64_t seed_of(const serve_job *job) {
 static tm_status add_part(loop *l, running *u, uint32_t i) {
     const serve_request *r = &u->job->request;
     const serve_prompt *p = &r->prompt[i];
+    const tm_engine_counts counts = tm_engine_count(l->o->engine);
     tm_request ask = {.prompt = p->ids.id,
                       .n_prompt = p->ids.n,
-                      .max_new_tokens =
-                          serve_request_max_tokens(r, (uint32_t)p->ids.n, tm_engine_positions(l->o->engine)),
+                      .max_new_tokens = serve_request_max_tokens(r, (uint32_t)p->ids.n, counts.positions),
                       .answers = r->answers,
                       .sampling = r->sampling,
                       .stop = (const char *const *)r->stop,

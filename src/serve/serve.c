@@ -91,7 +91,7 @@ static tm_status start_http(server *s) {
                                      .ipv6 = s->ipv6,
                                      .model = s->model,
                                      .n_models = s->a->engine.n_adapters + 1,
-                                     .positions = tm_engine_positions(s->engine),
+                                     .positions = tm_engine_count(s->engine).positions,
                                      .receive_s = s->a->receive_s ? s->a->receive_s : TM_SERVE_RECEIVE_S,
                                      .api_key = s->a->api_key,
                                      .tokenizer = text->tokenizer,

@@ -191,9 +191,7 @@ const struct text_tools *tm_engine_text(const tm_engine *e) {
 }
 
 tm_engine_counts tm_engine_count(const tm_engine *e) {
-    return e->counts;
-}
-
-uint32_t tm_engine_positions(const tm_engine *e) {
-    return e->o.positions;
+    tm_engine_counts c = e->counts;
+    c.positions = e->o.positions;
+    return c;
 }
