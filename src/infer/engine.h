@@ -34,6 +34,9 @@ typedef struct tm_engine_opts {
     uint32_t n_adapters;
     uint64_t other_bytes;    /* of the budget, for what the caller holds beside the engine */
     struct text_tools *text; /* the model's, which is the engine's then; NULL: it opens its own */
+    /* Asked between operations once a signal came (tm_stop_catch): does the step go on? NULL: it fails with TM_ESIGNAL. */
+    bool (*may_go_on)(void *ctx);
+    void *may_go_on_ctx;
     tm_tier_args tiers;
 } tm_engine_opts;
 

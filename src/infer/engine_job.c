@@ -126,6 +126,8 @@ tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
     TM_TRY(job_open(&e->job, &o));
     e->job->sinks.fill = fill;
     e->job->sinks.take_logits = take_logits;
+    e->job->sinks.may_go_on = e->opts.may_go_on;
+    e->job->sinks.may_go_on_ctx = e->opts.may_go_on_ctx;
     e->job->sinks.fill_ctx = e->job->sinks.take_ctx = e;
     return start(e);
 }

@@ -213,7 +213,11 @@ static void break_off(loop *l) {
     tm_error_clear();
     serve_queue_stop(l->o->queue);
     l->broken = true;
-    for (running *u = l->first; u; u = u->next) fail_with(u, 500, why.text), u->parts_left = 0;
+    bool stops = why.code == TM_ESIGNAL;
+    for (running *u = l->first; u; u = u->next) {
+        fail_with(u, stops ? 503 : 500, stops ? "the server is stopping" : why.text);
+        u->parts_left = 0;
+    }
     take_jobs(l, true);
     look_after(l);
     tm_error_set(&why);

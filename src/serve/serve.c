@@ -27,6 +27,7 @@ typedef struct server {
     serve_http *http;
     serve_http_opts http_opts;
     int64_t created;
+    uint64_t stop_ns; /* when a step is broken off; 0: no signal was seen in one */
 } server;
 
 /* ---- names ------------------------------------------------------------------------------------------------------------- */
@@ -61,9 +62,23 @@ static tm_status name_models(server *s) {
 
 /* ---- the engine, with this room's memory left out of its budget ------------------------------------------------------------ */
 
+static unsigned grace_of(const server *s) {
+    return s->a->grace_s ? s->a->grace_s : TM_SERVE_GRACE_S;
+}
+
+/* The loop cancels what runs when its time is over; a step that takes longer than that is broken off. */
+static bool may_go_on(void *ctx) {
+    server *s = ctx;
+    uint64_t now = tm_now_ns();
+    if (!s->stop_ns) s->stop_ns = now + (uint64_t)(grace_of(s) + 1) * 1000000000;
+    return now < s->stop_ns;
+}
+
 static tm_status open_engine(server *s) {
     tm_engine_opts o = s->a->engine;
     o.other_bytes += TM_SERVE_BYTES;
+    o.may_go_on = may_go_on;
+    o.may_go_on_ctx = s;
     TM_TRY(tm_engine_open(&s->engine, &o));
     if (tm_engine_text(s->engine)->tokenizer) return TM_OK;
     return tm_fail(TM_EINPUT, "%s: there is no tokenizer.json, which a server needs", o.model);
@@ -135,7 +150,7 @@ static tm_status run(server *s) {
                                   .engine = s->engine,
                                   .tokenizer = tm_engine_text(s->engine)->tokenizer,
                                   .created = s->created,
-                                  .grace_s = s->a->grace_s ? s->a->grace_s : TM_SERVE_GRACE_S};
+                                  .grace_s = grace_of(s)};
     tm_stop_polled(false); /* from here on the loop says where to stop */
     tm_stop_silent(true);
     say_ready(s);

@@ -4,6 +4,7 @@
 #include "tests/train/run.h"
 
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -193,6 +194,24 @@ static void the_least_budget_is_enough(void **state) {
     server_stop(&s, SIGTERM, 0);
 }
 
+/* With the engine's own check of signals in between. */
+static void what_runs_may_end_after_a_signal(void **state) {
+    (void)state;
+    const char *model = make_model(run_dir());
+    server s = start(model, NULL, NULL);
+    int fd = dial(&s);
+    put_request(fd, "POST", CHAT, "", MESSAGES ",\"max_tokens\":200,\"stream\":true,\"ignore_eos\":true}");
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 60000), 1);
+    assert_int_equal(kill(s.pid, SIGTERM), 0);
+    reply r = get_reply(fd);
+    assert_true(r.whole);
+    assert_non_null(strstr(r.body, "[DONE]"));
+    reply_free(&r);
+    (void)close(fd);
+    server_stop(&s, 0, 0);
+}
+
 static void refuses(const char *in_line, const char *const *arguments) {
     const char *line;
     run_result r = run_argv(&(run_opts){0}, arguments);
@@ -225,6 +244,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(logprobs_are_those_of_probe, run_clean),
         cmocka_unit_test_teardown(adapters_are_chosen_by_name, run_clean),
         cmocka_unit_test_teardown(the_least_budget_is_enough, run_clean),
+        cmocka_unit_test_teardown(what_runs_may_end_after_a_signal, run_clean),
         cmocka_unit_test_teardown(what_it_does_not_start_with, run_clean),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
