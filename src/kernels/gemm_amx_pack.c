@@ -12,6 +12,7 @@
 #define AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
 #define INLINE AVX512 __attribute__((always_inline)) static inline
 
+enum { AHEAD = 4 };               /* rows */
 enum { ROW = AMX_ROW_BYTES / 2 }; /* elements of a tile's row */
 static const __mmask32 ODD = 0xaaaaaaaaU;
 
@@ -93,14 +94,14 @@ AVX512_BF16 static void narrow32(const float *x, uint16_t *out, size_t n) {
         _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i)));
 }
 
-/* Blocks of Q8_0 in registers. */
-AVX512_BF16 static void q8_0(const uint8_t *b, size_t n, uint16_t *out) {
+/* Blocks of Q8_0 in registers; those `ahead` bytes behind are asked for: of a later row, since a row's come in parts. */
+AVX512_BF16 static void q8_0(const uint8_t *b, size_t n, size_t ahead, uint16_t *out) {
     for (size_t i = 0; i < n; i += 32, b += 34) {
         __m512 d = _mm512_cvtph_ps(_mm256_set1_epi16(*(const int16_t *)(const void *)b));
         __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(b + 2)));
         __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(b + 18)));
         __m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(low), d), y = _mm512_mul_ps(_mm512_cvtepi32_ps(high), d);
-        _mm_prefetch((const char *)b + 2048, _MM_HINT_T0);
+        _mm_prefetch((const char *)b + ahead, _MM_HINT_T0);
         _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(y, x));
     }
 }
@@ -111,7 +112,7 @@ void amx_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_t
     if (n % 32 || p->packing == TM_PACKED_BF16 || p->packing == TM_PACKED_BITS4) {
         tm_packed_values(p, row, k, n, TM_ELEM_BF16, out);
     } else if (p->packing == TM_PACKED_Q8_0 && k % 32 == 0) {
-        q8_0((const uint8_t *)p->data + (tm_packed_row(p, row) * p->k + k) / 32 * 34, n, out);
+        q8_0((const uint8_t *)p->data + (tm_packed_row(p, row) * p->k + k) / 32 * 34, n, AHEAD * p->k / 32 * 34, out);
     } else {
         tm_packed_values(p, row, k, n, TM_ELEM_F32, wide);
         narrow32(wide, out, n);
