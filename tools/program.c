@@ -75,7 +75,7 @@ static int flushed(int status) {
 
 /* OpenMP teams spin at barriers by default, against each other and the disk thread where cores are few or shared: steps
  * took 2.5 to 4 times as long on a loaded two-core machine. But a token is some 300 kernels of 10 to 100 microseconds,
- * between which sleeping costs as much again: there they spin for a millisecond. The library reads its
+ * between which sleeping costs as much again: there they spin for a fraction of a millisecond. The library reads its
  * setting before main, so the process starts itself once more with it. An explicit setting of the user's stays. */
 static void set_waiting(const tm_program *p, int argc, char **argv) {
     char words[64];
@@ -86,7 +86,7 @@ static void set_waiting(const tm_program *p, int argc, char **argv) {
         size_t n = strlen(p->awake[i]);
         awake |= strncmp(words, p->awake[i], n) == 0 && (words[n] == ' ' || words[n] == 0);
     }
-    int failed = awake ? setenv("GOMP_SPINCOUNT", "20000", 1) : setenv("OMP_WAIT_POLICY", "passive", 1);
+    int failed = awake ? setenv("GOMP_SPINCOUNT", "4000", 1) : setenv("OMP_WAIT_POLICY", "passive", 1);
     if (!failed) (void)execv("/proc/self/exe", argv);
 }
 
