@@ -9,6 +9,7 @@ static const tm_command benches[] = {
     {"adam", tm_bench_adam, "the optimizer's kernel"},
     {"gemm", tm_bench_gemm, "matrix products on each back-end"},
     {"step", tm_bench_step, "training steps, with and without their disk and compute halves"},
+    {"generate", tm_bench_generate, "first tokens, tokens a second, bytes of weights a second"},
     {"collective", tm_bench_collective, "reductions and gathers between ranks"},
     {"device", tm_bench_device, "copies between host memory and a device's arena"},
 };

@@ -84,6 +84,7 @@ int tm_cmd_man(int argc, char **argv);
 int tm_bench_io(int argc, char **argv);
 int tm_bench_adam(int argc, char **argv);
 int tm_bench_gemm(int argc, char **argv);
+int tm_bench_generate(int argc, char **argv);
 int tm_bench_step(int argc, char **argv);
 int tm_bench_collective(int argc, char **argv);
 int tm_bench_device(int argc, char **argv);

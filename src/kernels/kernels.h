@@ -61,6 +61,9 @@ uint64_t tm_kernels_resident_bytes(const tm_products *p);
 /* Multiply-adds on registers by the whole team, fp32 operations a second: what rates of products are set beside.
  * Measured when called (some 100 ms). */
 double tm_kernels_peak_flops(void);
+/* Bytes a second that the whole team reads of so much memory, which is allocated and given back: what products of few
+ * rows are set beside. */
+TM_MUST_USE tm_status tm_kernels_read_rate(uint64_t bytes, uint64_t *rate);
 
 /* ---- conversions: serial, any alignment ---- */
 

@@ -84,3 +84,31 @@ double tm_kernels_peak_flops(void) {
     }
     return best;
 }
+
+/* Long sums, so that the compiler reads as widely as it may. */
+static uint64_t read_share(const uint64_t *x, uint64_t n) {
+    enum { CHAINS = 32 };
+    uint64_t sum[CHAINS] = {0}, all = 0;
+    for (uint64_t i = 0; i + CHAINS <= n; i += CHAINS)
+        for (uint64_t c = 0; c < CHAINS; c++) sum[c] += x[i + c];
+    for (uint64_t c = 0; c < CHAINS; c++) all += sum[c];
+    return all;
+}
+
+tm_status tm_kernels_read_rate(uint64_t bytes, uint64_t *rate) {
+    enum { TRIES = 5 };
+    uint64_t team = kernels_team(), share = bytes / sizeof(uint64_t) / team, *x = tm_malloc(bytes), sum = 0;
+    if (!x) return tm_nomem(bytes);
+    memset(x, 1, bytes);
+    *rate = 0;
+    for (int i = 0; i < TRIES; i++) {
+        uint64_t start = tm_now_ns();
+#pragma omp parallel for schedule(static, 1) num_threads(kernels_team()) reduction(+ : sum)
+        for (uint64_t t = 0; t < team; t++) sum += read_share(x + t * share, share);
+        uint64_t now = (uint64_t)((double)(team * share * sizeof *x) / ((double)(tm_now_ns() - start) * 1e-9));
+        *rate = now > *rate ? now : *rate;
+    }
+    tm_free(x);
+    TM_ASSERT(sum != 1); /* and so the sums are not left out */
+    return TM_OK;
+}

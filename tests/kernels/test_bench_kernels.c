@@ -47,6 +47,19 @@ static void gemm(void **state) {
     tm_json_free(doc);
 }
 
+/* Rates of three answers side by side, and of memory. */
+static void generation(void **state) {
+    (void)state;
+    tm_json_doc *doc = output("tidemill bench generate --json --model " TM_TEST_FIXTURES
+                              "/peft_base --sequences 3 --tokens 4 --prompt 8");
+    const tm_json *root = tm_json_root(doc);
+    assert_true(number(root, "sequences") == 3 && number(root, "prompt_tokens") == 8);
+    assert_true(number(root, "tokens_per_second") > 0 && number(root, "first_token_seconds") > 0);
+    assert_true(number(root, "cold_first_token_seconds") >= number(root, "open_seconds"));
+    assert_true(number(root, "weight_bytes") > 0 && number(root, "memory_bytes_per_second") > 1e8);
+    tm_json_free(doc);
+}
+
 /* Twice the positions, at most twice the scratch and the memory that was touched. */
 static void attention(void **state) {
     (void)state;
@@ -91,6 +104,6 @@ static void json(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(gemm), cmocka_unit_test(attention), cmocka_unit_test(decode),
-                                       cmocka_unit_test(json)};
+                                       cmocka_unit_test(generation), cmocka_unit_test(json)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
