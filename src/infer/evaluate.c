@@ -103,8 +103,9 @@ tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
     uint64_t began = tm_now_ns();
     *out = (tm_eval_result){.bits_per_byte = NAN};
     tm_status rc = evaluate_open(&e);
-    if (rc == TM_OK) rc = measure(&e, out);
+    if (rc == TM_OK && e.data) rc = measure(&e, out);
     if (rc == TM_OK && args->exact_match) rc = evaluate_exact(&e, out);
+    if (rc == TM_OK && args->tasks.n) rc = evaluate_tasks(&e, &out->tasks);
     out->seconds = (double)(tm_now_ns() - began) * 1e-9;
     job_close(e.job);
     evaluate_close(&e);
@@ -114,5 +115,6 @@ tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out) {
 void tm_eval_free(tm_eval_result *r) {
     for (uint32_t i = 0; i < r->n_files; i++) tm_free(r->file[i].name);
     tm_free(r->file);
+    tm_eval_tasks_free(&r->tasks);
     *r = (tm_eval_result){0};
 }

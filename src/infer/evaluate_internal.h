@@ -26,6 +26,7 @@ typedef struct evaluation {
     uint64_t step;
     file_sum *file; /* [n_files] cfg.data.eval_items; 0: rows are not told apart */
     uint32_t n_files;
+    bool data; /* data are judged; else tasks alone */
 } evaluation;
 
 /* evaluate_open.c: configuration, model and data. */
@@ -38,5 +39,8 @@ TM_MUST_USE tm_status evaluate_exact(evaluation *e, tm_eval_result *out);
 /* evaluate_files.c: with the job open; after the last step. */
 TM_MUST_USE tm_status evaluate_files_open(evaluation *e);
 TM_MUST_USE tm_status evaluate_files_report(const evaluation *e, tm_eval_result *out);
+
+/* evaluate_tasks.c: all of args->tasks. */
+TM_MUST_USE tm_status evaluate_tasks(const evaluation *e, tm_eval_tasks *out);
 
 #endif

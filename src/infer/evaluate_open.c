@@ -165,7 +165,7 @@ static tm_status choose(evaluation *e, uint32_t ranks) {
     choose_reference(e);
     choose_batches(e, ranks);
     choose_tiers(e);
-    return choose_data(e);
+    return e->data ? choose_data(e) : TM_OK;
 }
 
 tm_status evaluate_open(evaluation *e) {
@@ -175,7 +175,9 @@ tm_status evaluate_open(evaluation *e) {
     e->tiers = e->args->tiers;
     e->s.args = &e->asked;
     e->s.cfg = &e->cfg;
+    e->data = e->args->n_data || !e->args->tasks.n;
     TM_TRY(choose(e, ranks));
+    if (!e->data) return TM_OK;
     return session_prepare_evaluation(&e->s, &e->vocabulary);
 }
 

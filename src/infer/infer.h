@@ -27,13 +27,27 @@ TM_MUST_USE tm_status tm_probe_run(const tm_probe_args *args);
  * nowhere else: objective, data.eval, how rows are made, precision, tiers. The model that is judged is `model` with
  * tiers.adapter, else what the run has made, else the configuration's. A reference is that adapter's base, objective.reference,
  * or the configuration's model. */
+/* Questions of task files (task/task.h), by lm-evaluation-harness's rules. Zeroed: all of the file, as it says. */
+typedef struct tm_eval_task_args {
+    const char *const *file; /* [n] */
+    size_t n;
+    const char *samples; /* file: what was answered, a line a sample; NULL: not kept */
+    uint64_t limit;      /* samples of each, the first; 0: all */
+    bool chat;           /* prompts go through the chat template */
+    bool fewshot_given, seed_given;
+    uint32_t fewshot;
+    uint64_t seed;
+    uint32_t max_new_tokens; /* 0: the file's, else 256 */
+    uint32_t side_by_side;   /* prompts; 0: 16 */
+} tm_eval_task_args;
 typedef struct tm_eval_args {
     const char *config;     /* NULL: sft, in fp32; model and data are there then */
     const char *const *set; /* [n_set] key.path=value, over the configuration */
     size_t n_set;
     const char *model;       /* NULL: the configuration's */
-    const char *const *data; /* [n_data]; none: the configuration's */
+    const char *const *data; /* [n_data]; none: the configuration's, or with tasks none */
     size_t n_data;
+    tm_eval_task_args tasks;
     tm_dtype precision;
     bool precision_given;
     uint32_t seq_len, rows;  /* samples a micro-batch; 0: the configuration's, else 2048 tokens, 1 sample */
@@ -49,9 +63,25 @@ typedef struct tm_eval_file {
     double loss;
     uint64_t label_tokens;
 } tm_eval_file;
+typedef struct tm_eval_metric {
+    char *name, *filter;
+    double value, error; /* mean, and its standard error; NAN: of one sample */
+} tm_eval_metric;
+typedef struct tm_eval_task {
+    char *name;
+    uint32_t fewshot, n_metrics;
+    tm_eval_metric *metric;
+    uint64_t samples, in_file; /* that were asked; that there are */
+    uint64_t cut;              /* prompts that lost their beginning */
+} tm_eval_task;
+typedef struct tm_eval_tasks {
+    tm_eval_task *task;
+    size_t n;
+} tm_eval_tasks;
+void tm_eval_tasks_free(tm_eval_tasks *r);
 typedef struct tm_eval_result {
-    const char *objective;
-    bool by_sample; /* the loss is a mean over samples, else over label tokens, which perplexity is of */
+    const char *objective; /* NULL: no data, tasks alone */
+    bool by_sample;        /* the loss is a mean over samples, else over label tokens, which perplexity is of */
     double loss, perplexity;
     const char *metric[TM_EVAL_METRICS]; /* [n_metrics], as in log.jsonl */
     double value[TM_EVAL_METRICS];       /* NAN: there is none */
@@ -62,6 +92,7 @@ typedef struct tm_eval_result {
     tm_eval_file *file;                           /* [n_files] */
     uint32_t n_files;
     uint64_t exact, compared;
+    tm_eval_tasks tasks;
     double seconds;
 } tm_eval_result;
 /* tm_eval_free in any case. */

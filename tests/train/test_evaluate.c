@@ -220,7 +220,7 @@ static void test_refused(void **state) {
     const char *bare = run_path(s.dir, "bare.json");
     run_write(bare, "{\"model\": \"" TINY "\"}");
     refused("--model is missing", SETS("--data", PAIRS));
-    refused("--data is missing", SETS("--model", TINY));
+    refused("--data or --task is missing", SETS("--model", TINY));
     refused("names no data.eval", SETS("--config", bare));
     refused("run.json", SETS("--config", s.dir));
     refused("conversations", SETS("--config", s.config, "--exact-match"));
