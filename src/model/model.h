@@ -274,6 +274,13 @@ tm_work tm_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool bac
 /* Whether two stages do the same, so that the time of one tells that of the other: by their work, where they are parts
  * of a vocabulary. */
 bool tm_stage_alike(const tm_stage *a, const tm_stage *b);
+/* The norm whose output a stage multiplies by its matrix, and nothing but it. */
+typedef struct tm_input_norm {
+    uint32_t weight, bias; /* tensors; bias UINT32_MAX: none */
+    bool plus_one;         /* it multiplies by 1 + weight */
+} tm_input_norm;
+bool tm_stage_input_norm(const tm_model *m, uint32_t unit, uint32_t stage,
+                         tm_input_norm *out); /* false: there is none */
 /* Every number that the time of a call depends on but the micro-batch, as text. */
 void tm_stage_signature(const tm_stage *s, char *buf, size_t cap);
 
@@ -307,6 +314,11 @@ typedef struct tm_micro_batch {
     uint64_t draw; /* of step and micro-batch: the same forward and backward, another in each */
 } tm_micro_batch;
 
+/* What a stage multiplies by its matrix: rows of the compute type, of token rows from `row` on; padding left out. */
+typedef struct tm_product_input {
+    const void *x; /* [rows][width] */
+    uint64_t row, rows, width;
+} tm_product_input;
 typedef struct tm_stage_args {
     const tm_model *model;
     const tm_kernel_table *kernels; /* NULL: the host's; else pointers to rows below are to the device's memory */
@@ -326,6 +338,9 @@ typedef struct tm_stage_args {
     void *kv_cache;     /* NULL, or [rows][kv_capacity] entries of kv_bytes; positions < batch->position are filled */
     uint32_t kv_capacity;
     void *workspace; /* tm_stage_workspace bytes, 64-byte aligned */
+    /* Forward, on the host: is shown what the stage multiplies, a chunk of rows a call, in order. NULL: nobody looks. */
+    void (*take_input)(void *ctx, const tm_product_input *input);
+    void *take_ctx;
 } tm_stage_args;
 /* Bytes of scratch that one call needs; depends on the token rows (and seq) only. */
 uint64_t tm_stage_workspace(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, uint32_t rows,

@@ -229,7 +229,13 @@ static tm_magnitude with_magnitudes(const model_product *p, model_chunk c) {
                           .product = p->product};
 }
 
+static void show_input(const model_product *p, model_chunk c, const void *x) {
+    uint64_t used = model_used(p->a->batch), rows = tm_min_u64(c.rows, used - tm_min_u64(used, c.row));
+    p->a->take_input(p->a->take_ctx, &(tm_product_input){x, c.row, rows, p->s->width});
+}
+
 void model_product_forward(const model_product *p, model_chunk c, const void *x, float beta, void *y, uint64_t ldy) {
+    if (p->a->take_input) show_input(p, c, x);
     if (!p->adapted || !p->s->magnitude) {
         multiply(p, c, x, beta, y, ldy, model_elem(p->a->model));
         return;
