@@ -112,6 +112,7 @@ tm_status tm_export_folder(const tm_source *src, const char *dir, const tm_expor
     if (opts->to && !opts->to->in_folder)
         return tm_fail(TM_EINPUT, "a Hugging Face folder holds %s, not %s; name OUT with .gguf for that",
                        tm_dtype_names(false, names, sizeof names), opts->to->name);
+    TM_TRY(tm_export_check_calibration(opts, false));
     if (opts->to && opts->to->form != TM_FORM_PLAIN) {
         const tm_written *own = tm_export_own_type(src);
         return tm_export_quantised(src, dir, own ? own->fmt : TM_FMT_F32, opts);
@@ -181,6 +182,7 @@ tm_export_opts tm_export_opts_of(const tm_convert_opts *o) {
                             .progress = o->progress,
                             .wrote = o->wrote,
                             .ctx = o->ctx,
+                            .calibrated = o->calibrated,
                             .stop = o->stop};
 }
 

@@ -88,17 +88,39 @@ static void encode_q5_1(const float *x, uint8_t *b) {
         put_q5(b + 4, i, clamp_int((x[i] - min) * id + 0.5f, 0, 31), clamp_int((x[i + 16] - min) * id + 0.5f, 0, 31));
 }
 
+static void encode_q4_k(const float *x, uint8_t *b) {
+    tm_encode_q4_k(x, NULL, b);
+}
+
+static void encode_q5_k(const float *x, uint8_t *b) {
+    tm_encode_q5_k(x, NULL, b);
+}
+
+static void encode_q6_k(const float *x, uint8_t *b) {
+    tm_encode_q6_k(x, NULL, b);
+}
+
 /* What is written, a row a type. */
 static const struct encoder {
     void (*encode)(const float *x, uint8_t *b); /* one block */
-    uint8_t half[2];                            /* where the block has its halves, scale and minimum */
-    tm_fmt instead; /* for rows that are no whole blocks, as llama.cpp does; there is no third: F16 */
+    void (*weigh)(const float *x, const float *importance,
+                  uint8_t *b); /* the same by importance; NULL: it has no say */
+    uint8_t half[2];           /* where the block has its halves, scale and minimum */
+    tm_fmt instead;            /* for rows that are no whole blocks, as llama.cpp does; there is no third: F16 */
 } encoders[TM_FMT_COUNT] = {
-    [TM_FMT_Q8_0] = {encode_q8_0, {0, 0}, TM_FMT_F16},     [TM_FMT_Q4_0] = {encode_q4_0, {0, 0}, TM_FMT_F16},
-    [TM_FMT_Q4_1] = {encode_q4_1, {0, 2}, TM_FMT_F16},     [TM_FMT_Q5_0] = {encode_q5_0, {0, 0}, TM_FMT_F16},
-    [TM_FMT_Q5_1] = {encode_q5_1, {0, 2}, TM_FMT_F16},     [TM_FMT_Q4_K] = {tm_encode_q4_k, {0, 2}, TM_FMT_Q5_0},
-    [TM_FMT_Q5_K] = {tm_encode_q5_k, {0, 2}, TM_FMT_Q5_1}, [TM_FMT_Q6_K] = {tm_encode_q6_k, {208, 208}, TM_FMT_Q8_0},
+    [TM_FMT_Q8_0] = {encode_q8_0, NULL, {0, 0}, TM_FMT_F16},
+    [TM_FMT_Q4_0] = {encode_q4_0, tm_weigh_q4_0, {0, 0}, TM_FMT_F16},
+    [TM_FMT_Q4_1] = {encode_q4_1, tm_weigh_q4_1, {0, 2}, TM_FMT_F16},
+    [TM_FMT_Q5_0] = {encode_q5_0, tm_weigh_q5_0, {0, 0}, TM_FMT_F16},
+    [TM_FMT_Q5_1] = {encode_q5_1, tm_weigh_q5_1, {0, 2}, TM_FMT_F16},
+    [TM_FMT_Q4_K] = {encode_q4_k, tm_encode_q4_k, {0, 2}, TM_FMT_Q5_0},
+    [TM_FMT_Q5_K] = {encode_q5_k, tm_encode_q5_k, {0, 2}, TM_FMT_Q5_1},
+    [TM_FMT_Q6_K] = {encode_q6_k, tm_encode_q6_k, {208, 208}, TM_FMT_Q8_0},
 };
+
+bool tm_block_is_weighed(tm_fmt fmt) {
+    return encoders[fmt].weigh != NULL;
+}
 
 bool tm_block_is_written(tm_fmt fmt) {
     return encoders[fmt].encode != NULL;
@@ -133,7 +155,7 @@ static bool overflows(const struct encoder *e, const uint8_t *b) {
     return (scale & 0x7c00) == 0x7c00 || (min & 0x7c00) == 0x7c00;
 }
 
-tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, uint8_t *out) {
+tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, const tm_encode_by *by, uint8_t *out) {
     const tm_fmt_info *t = tm_fmt_get(fmt);
     const struct encoder *e = &encoders[fmt];
     if (!e->encode)
@@ -143,7 +165,11 @@ tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, uint8_t *ou
     TM_TRY(check_values(fmt, values, n));
     for (size_t i = 0; i < n / t->block; i++) {
         uint8_t *block = out + i * t->block_bytes;
-        e->encode(values + i * t->block, block);
+        const float *x = values + i * t->block;
+        if (by && by->importance && e->weigh)
+            e->weigh(x, by->importance + (by->first + i * t->block) % by->width, block);
+        else
+            e->encode(x, block);
         if (overflows(e, block)) return too_large(fmt);
     }
     return TM_OK;

@@ -5,10 +5,16 @@
 
 enum { RUN = 4096 /* elements: whole blocks of any type */ };
 
-static tm_status encode_one(tm_fmt fmt, const float *values, size_t n, uint8_t *out, tm_lost *lost) {
+static tm_status encode(tm_fmt fmt, const float *values, size_t n, const tm_encode_by *by, uint8_t *out) {
+    return by->importance && tm_block_is_weighed(fmt) ? tm_block_encode(fmt, values, n, by, out)
+                                                      : tm_fmt_encode(fmt, values, n, out);
+}
+
+static tm_status encode_one(tm_fmt fmt, const float *values, size_t n, const tm_encode_by *by, uint8_t *out,
+                            tm_lost *lost) {
     float back[RUN];
     *lost = (tm_lost){0};
-    TM_TRY(tm_fmt_encode(fmt, values, n, out));
+    TM_TRY(encode(fmt, values, n, by, out));
     tm_fmt_decode(fmt, out, n, back);
     for (size_t i = 0; i < n; i++) {
         double v = (double)values[i], d = v - (double)back[i];
@@ -20,7 +26,8 @@ static tm_status encode_one(tm_fmt fmt, const float *values, size_t n, uint8_t *
 
 /* Sums of runs are added in order: the same for any number of threads. What fails fails again here, where its error is
  * seen. */
-tm_status tm_encode_runs(tm_fmt fmt, const float *values, uint64_t n, void *out, tm_lost *lost) {
+tm_status tm_encode_runs_by(tm_fmt fmt, const float *values, uint64_t n, const tm_encode_by *by, void *out,
+                            tm_lost *lost) {
     enum { AT_ONCE = 64 };
     const tm_fmt_info *t = tm_fmt_get(fmt);
     for (uint64_t first = 0; first < n; first += AT_ONCE * RUN) {
@@ -30,18 +37,24 @@ tm_status tm_encode_runs(tm_fmt fmt, const float *values, uint64_t n, void *out,
 #pragma omp parallel for schedule(static)
         for (int64_t r = 0; r < runs; r++) {
             uint64_t at = first + (uint64_t)r * RUN;
-            failed[r] = encode_one(fmt, values + at, tm_min_u64(RUN, n - at),
+            const tm_encode_by here = {by->importance, by->width, by->first + at};
+            failed[r] = encode_one(fmt, values + at, tm_min_u64(RUN, n - at), &here,
                                    (uint8_t *)out + at / t->block * t->block_bytes, &part[r]) != TM_OK;
             if (failed[r]) tm_error_clear();
         }
         for (int64_t r = 0; r < runs; r++) {
             uint64_t at = first + (uint64_t)r * RUN;
-            if (failed[r]) return tm_fmt_encode(fmt, values + at, tm_min_u64(RUN, n - at), out);
+            const tm_encode_by here = {by->importance, by->width, by->first + at};
+            if (failed[r]) return encode(fmt, values + at, tm_min_u64(RUN, n - at), &here, out);
             lost->values += part[r].values;
             lost->differences += part[r].differences;
         }
     }
     return TM_OK;
+}
+
+tm_status tm_encode_runs(tm_fmt fmt, const float *values, uint64_t n, void *out, tm_lost *lost) {
+    return tm_encode_runs_by(fmt, values, n, &(tm_encode_by){0}, out, lost);
 }
 
 double tm_lost_error(const tm_lost *lost) {

@@ -12,6 +12,7 @@ typedef struct tm_written {
     tm_fmt fmt;              /* of matrices; in a plain folder, of everything */
     tm_form form;
     uint8_t bits; /* of a packed code */
+    tm_pack_method method;
     bool in_folder, in_gguf;
     uint8_t file_type; /* ggml's number of such a file */
     bool more_bits;    /* llama.cpp's M: of some layers values and down projections are Q6_K */
@@ -28,6 +29,9 @@ typedef struct tm_lost {
 } tm_lost;
 /* n values, whole blocks, by all threads; what they lose is added to *lost. Errors as tm_fmt_encode. */
 TM_MUST_USE tm_status tm_encode_runs(tm_fmt fmt, const float *values, uint64_t n, void *out, tm_lost *lost);
+/* The same where columns matter more or less. */
+TM_MUST_USE tm_status tm_encode_runs_by(tm_fmt fmt, const float *values, uint64_t n, const tm_encode_by *by, void *out,
+                                        tm_lost *lost);
 double tm_lost_error(const tm_lost *lost); /* root mean square of the differences over that of the values */
 
 /* ---- convert.c, export.c, gguf_export.c ---- */
@@ -38,12 +42,18 @@ typedef struct tm_export_opts {
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
     tm_wrote wrote; /* may be NULL */
     void *ctx;
+    const tm_calibrated *calibrated;   /* may be NULL */
     const volatile sig_atomic_t *stop; /* may be NULL */
 } tm_export_opts;
 
 tm_status tm_export_stopped(const tm_export_opts *opts); /* TM_ESIGNAL if it is to stop */
 void tm_export_wrote(const tm_export_opts *opts, const tm_wrote_tensor *t);
 
+/* Has opts->calibrated run, where there is one. `place`: its file is PLACE.activations. */
+TM_MUST_USE tm_status tm_export_calibrate(const tm_source *src, const tm_export_opts *opts, tm_packed *to,
+                                          const char *place);
+/* TM_EINPUT where the type asks for a calibration, or has no use for one. */
+TM_MUST_USE tm_status tm_export_check_calibration(const tm_export_opts *opts, bool gguf);
 tm_export_opts tm_export_opts_of(const tm_convert_opts *o); /* all but the type */
 /* OUT without slashes at its end, as a new string; TM_EINPUT where something is there already. */
 TM_MUST_USE tm_status tm_export_place(const char *out, char **place);

@@ -212,6 +212,6 @@ tm_status tm_fmt_encode(tm_fmt fmt, const float *values, size_t n, void *out) {
     case TM_FMT_F16:
         NARROW(f16_nearest(values[i]));
     default:
-        return tm_block_encode(fmt, values, n, out);
+        return tm_block_encode(fmt, values, n, NULL, out);
     }
 }

@@ -398,7 +398,7 @@ TM_MUST_USE tm_status tm_source_make(tm_source *bare, const tm_made_tensors *mad
 /* ---- conversion ------------------------------------------------------------------------------------------------- */
 
 /* Types that a model is written in, as --dtype takes them, into `buf`: "f32, bf16, f16, q8_0, ...". In a folder nf4 is
- * bitsandbytes' form, int8 (a scale a row) and int4 (one for each 128, 64 or 32 elements) are compressed-tensors'
+ * bitsandbytes' form, int8 (a scale a row), int4, gptq and awq (one for each 128, 64 or 32 elements) are compressed-tensors'
  * pack-quantized: of the matrices of the blocks; what else there is has config.json's dtype. In GGUF q4_k (also
  * called q4_k_m), q5_k (q5_k_m) and the other blocks are llama.cpp's files of that name: norms and biases are F32, the
  * output Q6_K, some matrices of an M mixture too, and rows that are no whole blocks have another type in its place. */
@@ -408,10 +408,41 @@ const char *tm_dtype_names(bool gguf, char *buf, size_t cap);
 typedef struct tm_wrote_tensor {
     const char *name, *type; /* as in what is written: "blk.0.attn_q.weight", "Q4_K" */
     uint64_t elements, bytes;
-    double power; /* sum of the squares of its values */
-    double error; /* of its values as they are read back: root mean square, over that of the values */
+    double power;        /* sum of the squares of its values */
+    double error;        /* of its values as they are read back: root mean square, over that of the values */
+    double output_error; /* the same of its products with what it multiplied in calibration; 0: not known */
 } tm_wrote_tensor;
 typedef void (*tm_wrote)(void *ctx, const tm_wrote_tensor *t);
+
+/* Codes that a text has a say in: what writes asks whoever can run a model (src/quantise) for them. */
+typedef enum tm_pack_method { TM_PACK_NEAREST, TM_PACK_GPTQ, TM_PACK_AWQ } tm_pack_method;
+typedef struct tm_packed tm_packed; /* a folder of packed weights while it is written */
+typedef struct tm_calibrating {
+    const tm_source *src;                     /* what is exported */
+    tm_pack_method method;                    /* NEAREST: a GGUF, which wants to know which columns matter */
+    tm_packed *to;                            /* NULL: a GGUF */
+    const char *scratch;                      /* path of a file that may be there until it is done */
+    tm_status (*at)(void *ctx, double share); /* asked now and then; TM_ESIGNAL: stop */
+    void *ctx;
+} tm_calibrating;
+typedef struct tm_calibrated {
+    /* Puts all matrices of the blocks into `to`, and vectors that changed with them. */
+    tm_status (*run)(void *ctx, const tm_calibrating *c);
+    /* After that, of a matrix: how much each of its columns matters, [width] in [out, in]; NULL: not known. */
+    const float *(*importance)(void *ctx, uint32_t tensor);
+    void *ctx;
+} tm_calibrated;
+bool tm_packed_wants(const tm_packed *p,
+                     uint32_t tensor);        /* it is put, by the functions below; all others are copied */
+uint64_t tm_packed_group(const tm_packed *p); /* elements that share a scale */
+tm_fmt tm_packed_scale_fmt(const tm_packed *p);
+/* Rows of a matrix, in any order, each once: codes -8 .. 7 [rows][width], scales [rows][width / group]. */
+TM_MUST_USE tm_status tm_packed_put(tm_packed *p, uint32_t tensor, uint64_t row, uint64_t rows, const int8_t *codes,
+                                    const float *scale);
+/* After its rows: sums of squares of its values and of what they lost, and the error of its products. */
+TM_MUST_USE tm_status tm_packed_done(tm_packed *p, uint32_t tensor, double power, double lost, double output_error);
+/* All values of another tensor, in place of the source's. */
+TM_MUST_USE tm_status tm_packed_put_plain(tm_packed *p, uint32_t tensor, float *values);
 
 typedef struct tm_convert_opts {
     const char *dtype;        /* of tm_dtype_names; NULL: to a folder f32, to GGUF the source's */
@@ -420,6 +451,7 @@ typedef struct tm_convert_opts {
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
     tm_wrote wrote; /* the same; may be NULL */
     void *ctx;
+    const tm_calibrated *calibrated; /* NULL: codes depend on the weights alone */
     /* Looked at between pieces; not zero: TM_ESIGNAL, and nothing is left. May be NULL. */
     const volatile sig_atomic_t *stop;
 } tm_convert_opts;

@@ -29,14 +29,29 @@ char *tm_path_join(const char *dir, const char *name);
 /* DIR/NAME with these bytes, written beside and renamed. */
 tm_status tm_format_write_file(const char *dir, const char *name, const void *bytes, size_t n);
 
-/* ---- blocks.c, encode.c, kquants.c ---- */
+/* ---- blocks.c, encode.c, kquants.c, weighed.c ---- */
+
+/* Where columns matter more or less: values are elements [first, first + n) of rows of `width`, whose columns weigh
+ * importance[width]. importance NULL: all the same. */
+typedef struct tm_encode_by {
+    const float *importance;
+    uint64_t width, first;
+} tm_encode_by;
 
 void tm_block_decode(tm_fmt fmt, const uint8_t *stored, size_t n, float *out);
-void tm_encode_q4_k(const float *x, uint8_t *b); /* one block of 256, as the others */
-void tm_encode_q5_k(const float *x, uint8_t *b);
-void tm_encode_q6_k(const float *x, uint8_t *b);
-tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, uint8_t *out);
+/* One block of 256, as the others; importance[256], or NULL: ggml's reference. */
+void tm_encode_q4_k(const float *x, const float *importance, uint8_t *b);
+void tm_encode_q5_k(const float *x, const float *importance, uint8_t *b);
+void tm_encode_q6_k(const float *x, const float *importance, uint8_t *b);
+/* One block of 32, importance[32]. */
+void tm_weigh_q4_0(const float *x, const float *importance, uint8_t *b);
+void tm_weigh_q4_1(const float *x, const float *importance, uint8_t *b);
+void tm_weigh_q5_0(const float *x, const float *importance, uint8_t *b);
+void tm_weigh_q5_1(const float *x, const float *importance, uint8_t *b);
+/* by: NULL, or how much columns matter. */
+tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, const tm_encode_by *by, uint8_t *out);
 bool tm_block_is_written(tm_fmt fmt); /* there is a way back */
+bool tm_block_is_weighed(tm_fmt fmt); /* importance has a say in its codes */
 /* fmt, or the type in its place that rows of `width` elements are whole blocks of (llama.cpp's choice; F16 in the end). */
 tm_fmt tm_block_for_rows(tm_fmt fmt, uint64_t width);
 float tm_f16_to_f32(uint16_t h);

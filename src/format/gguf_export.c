@@ -176,9 +176,16 @@ static tm_status read_values(export *x, uint32_t i, const piece *p, uint64_t fir
     return TM_OK;
 }
 
+/* How much the tensor's columns matter, if that is known. */
+static const float *importance_of(const export *x, uint32_t i) {
+    const tm_calibrated *c = x->opts->calibrated;
+    return c ? c->importance(c->ctx, i) : NULL;
+}
+
 /* Whose value it was that cannot be written. */
-static tm_status encode(export *x, const tm_source_tensor *t, const piece *p, uint64_t n, tm_lost *lost) {
-    tm_status rc = tm_encode_runs(p->fmt, x->values, n, x->narrow, lost);
+static tm_status encode(export *x, const tm_source_tensor *t, const piece *p, const tm_encode_by *by, uint64_t n,
+                        tm_lost *lost) {
+    tm_status rc = tm_encode_runs_by(p->fmt, x->values, n, by, x->narrow, lost);
     if (rc == TM_OK) return TM_OK;
     tm_error e = *tm_error_get();
     tm_error_clear();
@@ -191,13 +198,15 @@ static tm_status copy_tensor(export *x, uint32_t i) {
     piece p;
     if (left_out(x, t)) return TM_OK;
     TM_TRY(make_piece(x, t, &p));
+    tm_encode_by by = {.importance = importance_of(x, i), .width = p.shape[t->ndim - 1]};
     tm_wrote_tensor wrote = {.name = p.name, .type = tm_fmt_get(p.fmt)->name, .elements = t->elements};
     for (uint64_t at = 0, take, bytes; at < t->elements; at += take) {
         take = tm_min_u64(t->elements - at, x->room);
         TM_ASSERT(tm_fmt_bytes(p.fmt, take, &bytes));
         TM_TRY(tm_export_stopped(x->opts));
         TM_TRY(read_values(x, i, &p, at, take));
-        TM_TRY(encode(x, t, &p, take, &lost));
+        by.first = at;
+        TM_TRY(encode(x, t, &p, &by, take, &lost));
         TM_TRY(tm_gguf_writer_data(x->w, x->narrow, bytes));
         wrote.bytes += bytes;
     }
@@ -270,7 +279,9 @@ tm_status tm_export_gguf(const tm_source *src, const char *out, const tm_export_
     x->opts = opts;
     if (opts->to && !opts->to->in_gguf)
         TM_GO(tm_fail(TM_EINPUT, "%s: GGUF has no %s; name a folder as OUT for that", out, opts->to->name));
+    TM_GO(tm_export_check_calibration(opts, true));
     TM_GO(read_keys(x));
+    TM_GO(tm_export_calibrate(src, opts, NULL, out));
     TM_GO(make_buffers(x));
     TM_GO(tm_gguf_writer_create(&x->w, out));
     base_name(tm_source_path(src), name, sizeof name);

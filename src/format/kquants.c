@@ -29,8 +29,8 @@ static float put_f16(uint8_t *p, float f) {
 /* ---- Q4_K, Q5_K ---- */
 
 typedef struct ranges {
-    float most;  /* the largest code */
-    float first; /* scales tried: range / (most + first + 0.1 k), k = 0 .. steps */
+    float most;        /* the largest code */
+    float first, step; /* scales tried: range / (most + first + step k), k = 0 .. steps */
     int steps;
 } ranges;
 
@@ -43,11 +43,25 @@ typedef struct fit {
     float by[LANES], from[LANES];                 /* its codes are nearest(by * (x - from)) */
 } fit;
 
+static void load_weighed(fit *f, const float *importance) {
+    float square = 0;
+    for (int i = 0; i < LENGTH; i++)
+        for (int j = 0; j < LANES; j++) square += f->x[i][j] * f->x[i][j];
+    square *= 2.0F / SUPER;
+    for (int i = 0; i < LENGTH; i++)
+        for (int j = 0; j < LANES; j++)
+            f->weight[i][j] = importance[j * LENGTH + i] * sqrtf(square + f->x[i][j] * f->x[i][j]);
+}
+
 /* Weights: the root of the mean square, and the magnitude. */
-static void load(fit *f, const float *x) {
+static void load(fit *f, const float *x, const float *importance) {
     float square[LANES] = {0};
     for (int j = 0; j < LANES; j++)
         for (int i = 0; i < LENGTH; i++) f->x[i][j] = x[j * LENGTH + i];
+    if (importance) {
+        load_weighed(f, importance);
+        return;
+    }
     for (int i = 0; i < LENGTH; i++)
         for (int j = 0; j < LANES; j++) square[j] += f->x[i][j] * f->x[i][j];
     for (int j = 0; j < LANES; j++) square[j] = sqrtf(square[j] / LENGTH);
@@ -90,7 +104,8 @@ static void begin(fit *f) {
 static void try_scale(fit *f, int step) {
     float code[LENGTH][LANES], by[LANES], scale[LANES], low[LANES];
     float l1[LANES] = {0}, l2[LANES] = {0}, xl[LANES] = {0}, error[LANES] = {0}, determinant[LANES];
-    for (int j = 0; j < LANES; j++) by[j] = (f->r->first + 0.1f * (float)step + f->r->most) / (f->top[j] - f->low[j]);
+    for (int j = 0; j < LANES; j++)
+        by[j] = (f->r->first + f->r->step * (float)step + f->r->most) / (f->top[j] - f->low[j]);
     for (int i = 0; i < LENGTH; i++)
         for (int j = 0; j < LANES; j++) {
             float x = f->x[i][j], l = nearest(by[j] * (x - f->low[j]), 0, f->r->most), wl = f->weight[i][j] * l;
@@ -130,20 +145,47 @@ static void pack_scales(uint8_t s[12], const uint8_t scale[LANES], const uint8_t
     }
 }
 
+/* What 6 bits of each sub-block's value (>= 0) are multiplied by: the largest by 63, or what weighted least squares make
+ * of some values near it. */
+static float unit_of(const float value[LANES], const float weight[LANES], float largest) {
+    float best = largest / LARGEST_SCALE, least = INFINITY;
+    for (int k = -4; k <= 4 && largest > 0; k++) {
+        float by = (LARGEST_SCALE + 0.1f * (float)k) / largest, vl = 0, l2 = 0, unit, error = 0;
+        for (int j = 0; j < LANES; j++) {
+            float l = nearest(by * value[j], 0, LARGEST_SCALE);
+            vl += weight[j] * value[j] * l;
+            l2 += weight[j] * l * l;
+        }
+        unit = l2 > 0 ? vl / l2 : 1 / by;
+        for (int j = 0; j < LANES; j++) {
+            float d = value[j] - unit * nearest(by * value[j], 0, LARGEST_SCALE);
+            error += weight[j] * d * d;
+        }
+        if (error < least) least = error, best = unit;
+    }
+    return best;
+}
+
 /* d, dmin and the scales into the first 16 bytes; code[256] for what they have become. */
-static void encode_ranges(const ranges *r, const float *x, uint8_t *b, uint8_t *code) {
+static void encode_ranges(const ranges *r, const float *x, const float *importance, uint8_t *b, uint8_t *code) {
     fit f = {.r = r};
-    float scale = 0, min = 0;
+    float scale = 0, min = 0, below[LANES];
     uint8_t scales[LANES], mins[LANES];
-    load(&f, x);
+    load(&f, x, importance);
     begin(&f);
     for (int k = 0; k <= r->steps; k++) try_scale(&f, k);
     for (int j = 0; j < LANES; j++) {
         scale = f.scale[j] > scale ? f.scale[j] : scale;
         min = -f.low[j] > min ? -f.low[j] : min;
+        below[j] = -f.low[j];
     }
     float by_scale = scale > 0 ? LARGEST_SCALE / scale : 0, by_min = min > 0 ? LARGEST_SCALE / min : 0;
-    float d = put_f16(b, scale / LARGEST_SCALE), dmin = put_f16(b + 2, min / LARGEST_SCALE);
+    float scale_unit = scale / LARGEST_SCALE, min_unit = min / LARGEST_SCALE;
+    if (importance) {
+        scale_unit = unit_of(f.scale, f.weights, scale), min_unit = unit_of(below, f.weights, min);
+        by_scale = scale_unit > 0 ? 1 / scale_unit : 0, by_min = min_unit > 0 ? 1 / min_unit : 0;
+    }
+    float d = put_f16(b, scale_unit), dmin = put_f16(b + 2, min_unit);
     for (int j = 0; j < LANES; j++) {
         scales[j] = (uint8_t)nearest(by_scale * f.scale[j], 0, LARGEST_SCALE);
         mins[j] = (uint8_t)nearest(by_min * -f.low[j], 0, LARGEST_SCALE);
@@ -154,18 +196,18 @@ static void encode_ranges(const ranges *r, const float *x, uint8_t *b, uint8_t *
     pack_scales(b + 4, scales, mins);
 }
 
-void tm_encode_q4_k(const float *x, uint8_t *b) {
-    static const ranges r = {15, -1, 20};
+void tm_encode_q4_k(const float *x, const float *importance, uint8_t *b) {
+    static const ranges r[] = {{15, -1, 0.1f, 20}, {15, -0.9f, 0.05f, 36}};
     uint8_t code[SUPER], *q = b + 16;
-    encode_ranges(&r, x, b, code);
+    encode_ranges(&r[importance != NULL], x, importance, b, code);
     for (int at = 0; at < SUPER; at += 64, q += 32)
         for (int i = 0; i < 32; i++) q[i] = (uint8_t)(code[at + i] | code[at + 32 + i] << 4);
 }
 
-void tm_encode_q5_k(const float *x, uint8_t *b) {
-    static const ranges r = {31, -0.5f, 15};
+void tm_encode_q5_k(const float *x, const float *importance, uint8_t *b) {
+    static const ranges r[] = {{31, -0.5f, 0.1f, 15}, {31, -0.9f, 0.05f, 36}};
     uint8_t code[SUPER], *fifth = b + 16, *q = b + 48;
-    encode_ranges(&r, x, b, code);
+    encode_ranges(&r[importance != NULL], x, importance, b, code);
     memset(fifth, 0, 32);
     for (int at = 0; at < SUPER; at += 64, q += 32)
         for (int i = 0; i < 32; i++) {
@@ -181,28 +223,32 @@ void tm_encode_q5_k(const float *x, uint8_t *b) {
 
 /* x is about scale * (code - 32); a lane is a sub-block. */
 typedef struct fit_q6 {
-    float x[LENGTH_Q6][LANES_Q6];
+    float x[LENGTH_Q6][LANES_Q6], weight[LENGTH_Q6][LANES_Q6];
     float extreme[LANES_Q6]; /* the value of largest magnitude */
     float scale[LANES_Q6], best[LANES_Q6], by[LANES_Q6];
 } fit_q6;
 
-static void load_q6(fit_q6 *f, const float *x) {
+static void load_q6(fit_q6 *f, const float *x, const float *importance) {
     for (int j = 0; j < LANES_Q6; j++) {
         f->extreme[j] = f->scale[j] = f->best[j] = f->by[j] = 0;
-        for (int i = 0; i < LENGTH_Q6; i++) f->x[i][j] = x[j * LENGTH_Q6 + i];
+        for (int i = 0; i < LENGTH_Q6; i++) {
+            float v = x[j * LENGTH_Q6 + i];
+            f->x[i][j] = v;
+            f->weight[i][j] = importance ? importance[j * LENGTH_Q6 + i] : v * v;
+        }
     }
     for (int i = 0; i < LENGTH_Q6; i++)
         for (int j = 0; j < LANES_Q6; j++)
             f->extreme[j] = fabsf(f->x[i][j]) > fabsf(f->extreme[j]) ? f->x[i][j] : f->extreme[j];
 }
 
-/* Codes by a scale, and least squares weighted by squares: kept where it is better, or the first. */
+/* Codes by a scale, and weighted least squares (by squares, unless there are importances): kept where it is better, or the first. */
 static void try_scale_q6(fit_q6 *f, float most, bool first) {
     float by[LANES_Q6], xl[LANES_Q6] = {0}, l2[LANES_Q6] = {0};
     for (int j = 0; j < LANES_Q6; j++) by[j] = -most / f->extreme[j];
     for (int i = 0; i < LENGTH_Q6; i++)
         for (int j = 0; j < LANES_Q6; j++) {
-            float x = f->x[i][j], l = nearest(by[j] * x, -32, 31), w = x * x;
+            float x = f->x[i][j], l = nearest(by[j] * x, -32, 31), w = f->weight[i][j];
             xl[j] += w * x * l;
             l2[j] += w * l * l;
         }
@@ -242,10 +288,10 @@ static void pack_q6(uint8_t *b, const uint8_t code[SUPER]) {
     }
 }
 
-void tm_encode_q6_k(const float *x, uint8_t *b) {
+void tm_encode_q6_k(const float *x, const float *importance, uint8_t *b) {
     fit_q6 f;
     uint8_t code[SUPER];
-    load_q6(&f, x);
+    load_q6(&f, x, importance);
     try_scale_q6(&f, 32, true);
     for (int k = -9; k <= 9; k++)
         if (k != 0) try_scale_q6(&f, 32 + 0.1f * (float)k, false);

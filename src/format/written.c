@@ -20,6 +20,8 @@ static const tm_written table[] = {
     {.name = "nf4", .fmt = TM_FMT_NF4, .in_folder = true, .form = TM_FORM_NF4},
     {.name = "int8", .fmt = TM_FMT_I32, .in_folder = true, .form = TM_FORM_PACKED, .bits = 8},
     {.name = "int4", .fmt = TM_FMT_I32, .in_folder = true, .form = TM_FORM_PACKED, .bits = 4},
+    {.name = "gptq", .fmt = TM_FMT_I32, .in_folder = true, .form = TM_FORM_PACKED, .bits = 4, .method = TM_PACK_GPTQ},
+    {.name = "awq", .fmt = TM_FMT_I32, .in_folder = true, .form = TM_FORM_PACKED, .bits = 4, .method = TM_PACK_AWQ},
 };
 
 bool tm_written_is_plain(const tm_written *w) {

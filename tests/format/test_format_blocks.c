@@ -1,5 +1,6 @@
 /* The block types: every element's value from its definition, in double, element by element; and our quantisers against
  * bytes from an independent implementation (the `gguf` Python package 0.19). */
+#include "format/format_internal.h"
 #include "gguf_bytes.h"
 
 #include <math.h>
@@ -229,6 +230,52 @@ static void corners_of_quantisation(void **state) {
     expect_error(tm_fmt_encode(TM_FMT_Q2_K, zero, N, out), TM_EUNSUPPORTED, "Q2_K");
 }
 
+/* By how much columns matter: what is lost, weighed, is less than ggml's reference loses. */
+static void errors_weigh_by_importance(void **state) {
+    (void)state;
+    enum { WIDTH = 512, MANY = 24 };
+    static const tm_fmt types[] = {TM_FMT_Q4_0, TM_FMT_Q4_1, TM_FMT_Q5_0, TM_FMT_Q5_1,
+                                   TM_FMT_Q4_K, TM_FMT_Q5_K, TM_FMT_Q6_K};
+    static float x[MANY * WIDTH], weighed[MANY * WIDTH], plain[MANY * WIDTH];
+    static uint8_t bytes[MANY * WIDTH * 4];
+    float importance[WIDTH];
+    for (uint64_t i = 0; i < MANY * WIDTH; i++) x[i] = pattern(i) * pattern(3 * i + 1) * (i % 97 ? 1 : 4);
+    for (uint64_t i = 0; i < WIDTH; i++)
+        importance[i] = expf(5 * (fabsf(pattern(i + 7)) - floorf(fabsf(pattern(i + 7)))));
+    assert_false(tm_block_is_weighed(TM_FMT_Q8_0));
+    for (size_t k = 0; k < TM_COUNT(types); k++) {
+        double lost[2] = {0};
+        OK(tm_block_encode(types[k], x, MANY * WIDTH, &(tm_encode_by){importance, WIDTH, 0}, bytes));
+        tm_fmt_decode(types[k], bytes, MANY * WIDTH, weighed);
+        OK(tm_block_encode(types[k], x, MANY * WIDTH, NULL, bytes));
+        tm_fmt_decode(types[k], bytes, MANY * WIDTH, plain);
+        for (uint64_t i = 0; i < MANY * WIDTH; i++) {
+            double a = (double)(x[i] - weighed[i]), b = (double)(x[i] - plain[i]);
+            lost[0] += (double)importance[i % WIDTH] * a * a;
+            lost[1] += (double)importance[i % WIDTH] * b * b;
+        }
+        if (!(lost[0] < 0.97 * lost[1]))
+            fail_msg("%s: %g is not below %g", tm_fmt_get(types[k])->name, lost[0], lost[1]);
+    }
+}
+
+static void zeros_weigh_nothing(void **state) {
+    (void)state;
+    static const tm_fmt types[] = {TM_FMT_Q4_0, TM_FMT_Q4_1, TM_FMT_Q5_0, TM_FMT_Q5_1,
+                                   TM_FMT_Q4_K, TM_FMT_Q5_K, TM_FMT_Q6_K};
+    float x[256] = {0}, importance[256] = {0}, back[256];
+    uint8_t bytes[1024];
+    for (size_t k = 0; k < TM_COUNT(types); k++)
+        for (int some = 0; some < 2; some++) {
+            x[3] = (float)some; /* columns that were never used may hold anything, but it stays finite */
+            OK(tm_block_encode(types[k], x, 256, &(tm_encode_by){importance, 256, 0}, bytes));
+            tm_fmt_decode(types[k], bytes, 256, back);
+            for (int i = 0; i < 256; i++)
+                if (!isfinite(back[i]) || (!some && back[i] != 0))
+                    fail_msg("%s: %g", tm_fmt_get(types[k])->name, (double)back[i]);
+        }
+}
+
 static void names_and_sizes(void **state) {
     (void)state;
     tm_fmt f;
@@ -252,6 +299,8 @@ int main(void) {
                                        cmocka_unit_test(quantised_bytes_are_those_of_ggml),
                                        cmocka_unit_test(quantised_bytes_are_those_of_libggml),
                                        cmocka_unit_test(corners_of_quantisation),
+                                       cmocka_unit_test(errors_weigh_by_importance),
+                                       cmocka_unit_test(zeros_weigh_nothing),
                                        cmocka_unit_test(names_and_sizes)};
     return cmocka_run_group_tests_name("blocks", tests, make_scratch, remove_scratch);
 }

@@ -171,7 +171,7 @@ static void what_has_no_such_form_is_refused(void **state) {
                  {"arch_gpt2", "refused", "nf4", TM_EUNSUPPORTED, "GPT-2's matrices"},
                  {"arch_llama", "refused.gguf", "int8", TM_EINPUT, "GGUF has no int8"},
                  {"arch_llama", "refused", "q4_k_m", TM_EINPUT, "nf4"},
-                 {"arch_llama", "refused", "gptq", TM_EINPUT, "'gptq'"},
+                 {"arch_llama", "refused", "int3", TM_EINPUT, "'int3'"},
                  {"peft_lora", "refused", "nf4", TM_EINPUT, "--merge-adapter"}};
     for (size_t i = 0; i < TM_COUNT(cases); i++) {
         tm_status rc = export_as(fixture(cases[i].model), scratch(cases[i].out), cases[i].dtype);
