@@ -44,6 +44,7 @@ train            report reference planner session step job objective config mode
 train/resume     train session step job objective config model data comm offload/plan offload/store optim io io/file io/run adapter
 infer            task reference planner comm session step job objective config model data text text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file adapter
 serve            infer session text text/tokenizer text/chat
+quantise         session config data text/tokenizer text/chat model format kernels io io/file
 tools            *
 bench            tools data format device kernels io/file
 examples         *

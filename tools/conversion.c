@@ -84,7 +84,10 @@ static void print_errors(const conversion *c) {
     if (!(all.error > 0)) return;
     for (size_t i = 0; i < c->n; i++) {
         const tm_wrote_tensor *t = &c->row[i].t;
-        if (t->error > 0) printf("%-44s %-5s error %.6f\n", t->name, t->type, t->error);
+        if (!(t->error > 0)) continue;
+        printf("%-44s %-5s error %.6f", t->name, t->type, t->error);
+        if (t->output_error > 0) printf("  of products %.6f", t->output_error);
+        printf("\n");
     }
     printf("%" PRIu64 " bytes of weights, %.2f bits a weight, error %.6f\n", all.bytes,
            8 * (double)all.bytes / (double)all.elements, all.error);
@@ -110,6 +113,7 @@ static void put_row(tm_json_writer *w, const tm_wrote_tensor *t) {
     tm_jw_field_uint(w, "elements", t->elements);
     tm_jw_field_uint(w, "bytes", t->bytes);
     tm_jw_field_double(w, "error", t->error);
+    if (t->output_error > 0) tm_jw_field_double(w, "output_error", t->output_error);
 }
 
 static int print_json(const conversion *c) {

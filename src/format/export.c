@@ -77,6 +77,8 @@ static tm_status open_base(const tm_export_request *r, const tm_adapter_folder *
 static tm_status export_adapter(const tm_export_request *r, const char *out, const tm_export_opts *x) {
     tm_adapter_folder *f;
     tm_source *base = NULL;
+    if (r->convert.calibrated && !r->merge)
+        return tm_fail(TM_EINPUT, "%s: is an adapter by itself, which is not calibrated; add --merge-adapter", r->in);
     TM_TRY(tm_adapter_folder_open(&f, r->in));
     tm_status rc = open_base(r, f, &base);
     const adapter_job job = {f, base, x};

@@ -50,7 +50,7 @@ tm_status tm_export_stopped(const tm_export_opts *opts); /* TM_ESIGNAL if it is 
 void tm_export_wrote(const tm_export_opts *opts, const tm_wrote_tensor *t);
 
 /* Has opts->calibrated run, where there is one. `place`: its file is PLACE.activations. */
-TM_MUST_USE tm_status tm_export_calibrate(const tm_source *src, const tm_export_opts *opts, tm_packed *to,
+TM_MUST_USE tm_status tm_export_calibrate(const tm_source *src, const tm_export_opts *opts, tm_codes *to,
                                           const char *place);
 /* TM_EINPUT where the type asks for a calibration, or has no use for one. */
 TM_MUST_USE tm_status tm_export_check_calibration(const tm_export_opts *opts, bool gguf);

@@ -416,11 +416,11 @@ typedef void (*tm_wrote)(void *ctx, const tm_wrote_tensor *t);
 
 /* Codes that a text has a say in: what writes asks whoever can run a model (src/quantise) for them. */
 typedef enum tm_pack_method { TM_PACK_NEAREST, TM_PACK_GPTQ, TM_PACK_AWQ } tm_pack_method;
-typedef struct tm_packed tm_packed; /* a folder of packed weights while it is written */
+typedef struct tm_codes tm_codes; /* a folder of packed weights while it is written */
 typedef struct tm_calibrating {
     const tm_source *src;                     /* what is exported */
     tm_pack_method method;                    /* NEAREST: a GGUF, which wants to know which columns matter */
-    tm_packed *to;                            /* NULL: a GGUF */
+    tm_codes *to;                             /* NULL: a GGUF */
     const char *scratch;                      /* path of a file that may be there until it is done */
     tm_status (*at)(void *ctx, double share); /* asked now and then; TM_ESIGNAL: stop */
     void *ctx;
@@ -432,17 +432,16 @@ typedef struct tm_calibrated {
     const float *(*importance)(void *ctx, uint32_t tensor);
     void *ctx;
 } tm_calibrated;
-bool tm_packed_wants(const tm_packed *p,
-                     uint32_t tensor);        /* it is put, by the functions below; all others are copied */
-uint64_t tm_packed_group(const tm_packed *p); /* elements that share a scale */
-tm_fmt tm_packed_scale_fmt(const tm_packed *p);
+bool tm_codes_wants(const tm_codes *p, uint32_t tensor); /* it is put, by the functions below; all others are copied */
+uint64_t tm_codes_group(const tm_codes *p);              /* elements that share a scale */
+tm_fmt tm_codes_scale_fmt(const tm_codes *p);
 /* Rows of a matrix, in any order, each once: codes -8 .. 7 [rows][width], scales [rows][width / group]. */
-TM_MUST_USE tm_status tm_packed_put(tm_packed *p, uint32_t tensor, uint64_t row, uint64_t rows, const int8_t *codes,
-                                    const float *scale);
+TM_MUST_USE tm_status tm_codes_put(tm_codes *p, uint32_t tensor, uint64_t row, uint64_t rows, const int8_t *codes,
+                                   const float *scale);
 /* After its rows: sums of squares of its values and of what they lost, and the error of its products. */
-TM_MUST_USE tm_status tm_packed_done(tm_packed *p, uint32_t tensor, double power, double lost, double output_error);
+TM_MUST_USE tm_status tm_codes_done(tm_codes *p, uint32_t tensor, double power, double lost, double output_error);
 /* All values of another tensor, in place of the source's. */
-TM_MUST_USE tm_status tm_packed_put_plain(tm_packed *p, uint32_t tensor, float *values);
+TM_MUST_USE tm_status tm_codes_put_plain(tm_codes *p, uint32_t tensor, float *values);
 
 typedef struct tm_convert_opts {
     const char *dtype;        /* of tm_dtype_names; NULL: to a folder f32, to GGUF the source's */

@@ -17,17 +17,17 @@
 
 enum { ENTRIES = 3, LEAST_GROUP = 32, LARGEST_GROUP = 128 };
 
-uint64_t tm_packed_words(const tm_packed *p, uint64_t width) {
+uint64_t tm_codes_words(const tm_codes *p, uint64_t width) {
     return (width * p->bits + 31) / 32;
 }
 
-uint64_t tm_packed_groups(const tm_packed *p, uint64_t width) {
+uint64_t tm_codes_groups(const tm_codes *p, uint64_t width) {
     return p->group ? width / p->group : 1;
 }
 
 /* ---- the list of what is written ---- */
 
-static void add_entry(tm_packed *p, const char *name, const char *suffix, const tm_hf_tensor *t) {
+static void add_entry(tm_codes *p, const char *name, const char *suffix, const tm_hf_tensor *t) {
     size_t stem = strlen(name) - (*suffix ? strlen("weight") : 0);
     tm_hf_tensor *e = &p->list[p->n];
     snprintf(p->name[p->n], PACKED_NAME_BYTES, "%.*s%s", (int)stem, name, suffix);
@@ -35,17 +35,17 @@ static void add_entry(tm_packed *p, const char *name, const char *suffix, const 
     e->name = p->name[p->n++];
 }
 
-static void add_packed(tm_packed *p, const tm_source_tensor *t) {
+static void add_packed(tm_codes *p, const tm_source_tensor *t) {
     uint64_t rows = t->shape[0], width = t->shape[1];
     add_entry(
         p, t->name, "weight_packed",
-        &(tm_hf_tensor){.ndim = 2, .shape = {rows, tm_packed_words(p, width)}, .as_stored = true, .fmt = TM_FMT_I32});
-    add_entry(p, t->name, "weight_scale", &(tm_hf_tensor){.ndim = 2, .shape = {rows, tm_packed_groups(p, width)}});
+        &(tm_hf_tensor){.ndim = 2, .shape = {rows, tm_codes_words(p, width)}, .as_stored = true, .fmt = TM_FMT_I32});
+    add_entry(p, t->name, "weight_scale", &(tm_hf_tensor){.ndim = 2, .shape = {rows, tm_codes_groups(p, width)}});
     add_entry(p, t->name, "weight_shape",
               &(tm_hf_tensor){.ndim = 1, .shape = {2}, .as_stored = true, .fmt = TM_FMT_I64});
 }
 
-static tm_status list_entries(tm_packed *p) {
+static tm_status list_entries(tm_codes *p) {
     uint32_t n = tm_source_tensors(p->f->src);
     p->list = tm_calloc((size_t)n * ENTRIES + 1, sizeof *p->list);
     p->name = tm_calloc((size_t)n * ENTRIES + 1, sizeof *p->name);
@@ -75,7 +75,7 @@ static tm_status list_entries(tm_packed *p) {
 /* ---- codes ---- */
 
 /* One group's scale as the folder stores it, and its codes; what the codes lose is added to *lost. */
-static float encode_group(const tm_packed *p, const float *x, uint64_t n, uint32_t *words, uint64_t at, tm_lost *lost) {
+static float encode_group(const tm_codes *p, const float *x, uint64_t n, uint32_t *words, uint64_t at, tm_lost *lost) {
     float most = (float)(1u << (p->bits - 1)), largest = 0, scale;
     uint8_t stored[sizeof(float)];
     for (uint64_t i = 0; i < n; i++) largest = fmaxf(largest, fabsf(x[i]));
@@ -93,22 +93,22 @@ static float encode_group(const tm_packed *p, const float *x, uint64_t n, uint32
     return scale;
 }
 
-static bool encode_row(const tm_packed *p, const float *x, uint64_t width, float *scale, uint32_t *words,
+static bool encode_row(const tm_codes *p, const float *x, uint64_t width, float *scale, uint32_t *words,
                        tm_lost *lost) {
     uint64_t size = p->group ? p->group : width, fine = 0;
-    memset(words, 0, tm_packed_words(p, width) * sizeof *words);
-    for (uint64_t g = 0; g < tm_packed_groups(p, width); g++) {
+    memset(words, 0, tm_codes_words(p, width) * sizeof *words);
+    for (uint64_t g = 0; g < tm_codes_groups(p, width); g++) {
         scale[g] = encode_group(p, x + g * size, size, words, g * size, lost);
         fine += isfinite(scale[g]) ? 1 : 0;
     }
-    return fine == tm_packed_groups(p, width);
+    return fine == tm_codes_groups(p, width);
 }
 
 /* Rows of a matrix from `row` on, which are in p->values. */
-static tm_status put_rows(tm_packed *p, uint32_t i, uint64_t row, uint64_t rows, tm_lost *lost) {
+static tm_status put_rows(tm_codes *p, uint32_t i, uint64_t row, uint64_t rows, tm_lost *lost) {
     enum { AT_ONCE = 64 }; /* rows whose losses are summed apart, in order */
     const tm_source_tensor *t = tm_source_tensor_get(p->f->src, i);
-    uint64_t width = t->shape[1], groups = tm_packed_groups(p, width), words = tm_packed_words(p, width), bad = 0;
+    uint64_t width = t->shape[1], groups = tm_codes_groups(p, width), words = tm_codes_words(p, width), bad = 0;
     for (uint64_t from = 0; from < rows; from += AT_ONCE) {
         tm_lost part[AT_ONCE] = {{0}};
         int64_t n = (int64_t)tm_min_u64(AT_ONCE, rows - from);
@@ -130,7 +130,7 @@ static tm_status put_rows(tm_packed *p, uint32_t i, uint64_t row, uint64_t rows,
     return tm_hf_writer_put_f32(p->w, p->first[i] + PACKED_SCALE, row * groups, rows * groups, p->scale);
 }
 
-static tm_status put_packed(tm_packed *p, uint32_t i) {
+static tm_status put_packed(tm_codes *p, uint32_t i) {
     const tm_source_tensor *t = tm_source_tensor_get(p->f->src, i);
     uint64_t rows = t->shape[0], width = t->shape[1], at_once = PACKED_ROOM / width;
     tm_lost lost = {0};
@@ -140,10 +140,10 @@ static tm_status put_packed(tm_packed *p, uint32_t i) {
         TM_TRY(tm_source_read_f32(p->f->src, i, row * width, take * width, p->values));
         TM_TRY(put_rows(p, i, row, take, &lost));
     }
-    return tm_packed_end(p, i, &lost, 0);
+    return tm_codes_end(p, i, &lost, 0);
 }
 
-static tm_status put_plain(tm_packed *p, uint32_t i) {
+static tm_status put_plain(tm_codes *p, uint32_t i) {
     const tm_source_tensor *t = tm_source_tensor_get(p->f->src, i);
     const tm_fmt_info *rest = tm_fmt_get(p->f->rest);
     tm_lost lost = {0};
@@ -166,7 +166,7 @@ static tm_status put_plain(tm_packed *p, uint32_t i) {
 /* ---- the whole ---- */
 
 /* The largest group that divides the rows of all matrices. */
-static tm_status choose_group(tm_packed *p) {
+static tm_status choose_group(tm_codes *p) {
     p->group = LARGEST_GROUP;
     for (uint32_t i = 0; i < tm_source_tensors(p->f->src); i++) {
         const tm_source_tensor *t = tm_source_tensor_get(p->f->src, i);
@@ -179,7 +179,7 @@ static tm_status choose_group(tm_packed *p) {
     return TM_OK;
 }
 
-static tm_status check_widths(const tm_packed *p) {
+static tm_status check_widths(const tm_codes *p) {
     for (uint32_t i = 0; i < tm_source_tensors(p->f->src); i++) {
         const tm_source_tensor *t = tm_source_tensor_get(p->f->src, i);
         if (p->f->quantised[i] && t->shape[1] > PACKED_ROOM)
@@ -188,7 +188,7 @@ static tm_status check_widths(const tm_packed *p) {
     return TM_OK;
 }
 
-static tm_status put_json(const tm_packed *p, tm_buf *json) {
+static tm_status put_json(const tm_codes *p, tm_buf *json) {
     tm_json_writer j;
     tm_jw_init(&j, json, 0);
     tm_jw_object(&j);
@@ -215,7 +215,7 @@ static tm_status put_json(const tm_packed *p, tm_buf *json) {
     return tm_jw_end(&j);
 }
 
-static tm_status put_all(tm_packed *p) {
+static tm_status put_all(tm_codes *p) {
     for (uint32_t i = 0; i < tm_source_tensors(p->f->src); i++) {
         if (p->put[i]) continue;
         TM_TRY(p->f->quantised[i] ? put_packed(p, i) : put_plain(p, i));
@@ -226,7 +226,7 @@ static tm_status put_all(tm_packed *p) {
 }
 
 tm_status tm_write_packed(const tm_quantised_folder *f, unsigned bits, bool groups, tm_buf *json) {
-    tm_packed p = {.f = f, .bits = bits};
+    tm_codes p = {.f = f, .bits = bits};
     tm_status rc;
     TM_GO(check_widths(&p));
     if (groups) TM_GO(choose_group(&p));

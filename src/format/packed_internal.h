@@ -7,7 +7,7 @@
 enum { PACKED_NAME_BYTES = 256, PACKED_ROOM = 1 << 18 /* elements of each buffer */ };
 enum { PACKED_CODES, PACKED_SCALE, PACKED_SHAPE }; /* entries of a matrix, from its first on */
 
-struct tm_packed {
+struct tm_codes {
     const tm_quantised_folder *f;
     unsigned bits;
     uint64_t group; /* 0: a row has one scale */
@@ -21,9 +21,9 @@ struct tm_packed {
     uint32_t *packed;
 };
 
-uint64_t tm_packed_words(const tm_packed *p, uint64_t width); /* of a row of codes */
-uint64_t tm_packed_groups(const tm_packed *p, uint64_t width);
+uint64_t tm_codes_words(const tm_codes *p, uint64_t width); /* of a row of codes */
+uint64_t tm_codes_groups(const tm_codes *p, uint64_t width);
 /* Its shape, and what it lost, once its rows are there. */
-TM_MUST_USE tm_status tm_packed_end(tm_packed *p, uint32_t i, const tm_lost *lost, double output_error);
+TM_MUST_USE tm_status tm_codes_end(tm_codes *p, uint32_t i, const tm_lost *lost, double output_error);
 
 #endif

@@ -19,7 +19,7 @@ static tm_status at(void *ctx, double share) {
     return TM_OK;
 }
 
-tm_status tm_export_calibrate(const tm_source *src, const tm_export_opts *opts, tm_packed *to, const char *place) {
+tm_status tm_export_calibrate(const tm_source *src, const tm_export_opts *opts, tm_codes *to, const char *place) {
     asked a = {.opts = opts};
     tm_buf scratch = {0};
     if (!opts->calibrated) return TM_OK;
@@ -50,15 +50,15 @@ tm_status tm_export_check_calibration(const tm_export_opts *opts, bool gguf) {
 
 /* ---- what it puts ---- */
 
-bool tm_packed_wants(const tm_packed *p, uint32_t tensor) {
+bool tm_codes_wants(const tm_codes *p, uint32_t tensor) {
     return p->f->quantised[tensor];
 }
 
-uint64_t tm_packed_group(const tm_packed *p) {
+uint64_t tm_codes_group(const tm_codes *p) {
     return p->group;
 }
 
-tm_fmt tm_packed_scale_fmt(const tm_packed *p) {
+tm_fmt tm_codes_scale_fmt(const tm_codes *p) {
     return p->f->rest;
 }
 
@@ -67,10 +67,10 @@ static void pack_row(const int8_t *codes, uint64_t width, uint32_t *words) {
     for (uint64_t i = 0; i < width; i++) words[i / 8] |= (uint32_t)(codes[i] + 8) << i % 8 * 4;
 }
 
-tm_status tm_packed_put(tm_packed *p, uint32_t tensor, uint64_t row, uint64_t rows, const int8_t *codes,
-                        const float *scale) {
+tm_status tm_codes_put(tm_codes *p, uint32_t tensor, uint64_t row, uint64_t rows, const int8_t *codes,
+                       const float *scale) {
     const tm_source_tensor *t = tm_source_tensor_get(p->f->src, tensor);
-    uint64_t width = t->shape[1], words = tm_packed_words(p, width), groups = tm_packed_groups(p, width),
+    uint64_t width = t->shape[1], words = tm_codes_words(p, width), groups = tm_codes_groups(p, width),
              bytes = 4 * words;
     TM_ASSERT(p->bits == 4 && width % p->group == 0);
     for (uint64_t r = 0; r < rows; r++)
@@ -86,15 +86,15 @@ tm_status tm_packed_put(tm_packed *p, uint32_t tensor, uint64_t row, uint64_t ro
     return tm_hf_writer_put_f32(p->w, p->first[tensor] + PACKED_SCALE, row * groups, rows * groups, scale);
 }
 
-tm_status tm_packed_end(tm_packed *p, uint32_t i, const tm_lost *lost, double output_error) {
+tm_status tm_codes_end(tm_codes *p, uint32_t i, const tm_lost *lost, double output_error) {
     const tm_source_tensor *t = tm_source_tensor_get(p->f->src, i);
     const int64_t shape[2] = {(int64_t)t->shape[0], (int64_t)t->shape[1]};
-    uint64_t scales = t->shape[0] * tm_packed_groups(p, t->shape[1]) * tm_fmt_get(p->f->rest)->block_bytes;
+    uint64_t scales = t->shape[0] * tm_codes_groups(p, t->shape[1]) * tm_fmt_get(p->f->rest)->block_bytes;
     TM_TRY(tm_hf_writer_put_raw(p->w, p->first[i] + PACKED_SHAPE, 0, shape, sizeof shape));
     tm_export_wrote(p->f->opts, &(tm_wrote_tensor){.name = t->name,
                                                    .type = p->bits == 4 ? "INT4" : "INT8",
                                                    .elements = t->elements,
-                                                   .bytes = t->shape[0] * tm_packed_words(p, t->shape[1]) * 4 + scales +
+                                                   .bytes = t->shape[0] * tm_codes_words(p, t->shape[1]) * 4 + scales +
                                                             sizeof shape,
                                                    .power = lost->values,
                                                    .error = tm_lost_error(lost),
@@ -102,12 +102,12 @@ tm_status tm_packed_end(tm_packed *p, uint32_t i, const tm_lost *lost, double ou
     return TM_OK;
 }
 
-tm_status tm_packed_done(tm_packed *p, uint32_t tensor, double power, double lost, double output_error) {
+tm_status tm_codes_done(tm_codes *p, uint32_t tensor, double power, double lost, double output_error) {
     p->put[tensor] = true;
-    return tm_packed_end(p, tensor, &(tm_lost){power, lost}, output_error);
+    return tm_codes_end(p, tensor, &(tm_lost){power, lost}, output_error);
 }
 
-tm_status tm_packed_put_plain(tm_packed *p, uint32_t tensor, float *values) {
+tm_status tm_codes_put_plain(tm_codes *p, uint32_t tensor, float *values) {
     const tm_source_tensor *t = tm_source_tensor_get(p->f->src, tensor);
     const tm_fmt_info *rest = tm_fmt_get(p->f->rest);
     tm_lost lost = {0};

@@ -1,7 +1,7 @@
 """Quantised folders of `export`, as transformers loads them: exports.py BINARY MODEL... (called by peers.sh).
 
-compressed-tensors' pack-quantized (int8, int4) is read here from the format's definition: the values are those that the
-compressed-tensors package makes of it, and as near to the model's as rounding to nearest allows. bitsandbytes' nf4: its own
+compressed-tensors' pack-quantized (int8, int4, gptq, awq) is read here from the format's definition: the values are those that
+the compressed-tensors package makes of it, and of int8 and int4 as near to the model's as rounding to nearest allows. bitsandbytes' nf4: its own
 dequantised values are those of our reader. Each loads in transformers and has the logits of its values."""
 import json
 import pathlib
@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 BINARY, *MODELS = sys.argv[1:]
@@ -18,7 +18,8 @@ TEXT = "The mill lets the sea fill a pond at high water and sends it back, a slu
 
 
 def export(source, to, dtype):
-    out = subprocess.run([BINARY, "export", source, to, "--dtype", dtype, "--json"], check=True, capture_output=True, text=True)
+    rows = ["--calibrate", "calibrate.safetensors"] if dtype in ("gptq", "awq") else []
+    out = subprocess.run([BINARY, "export", source, to, "--dtype", dtype, "--json", *rows], check=True, capture_output=True, text=True)
     return json.loads(out.stdout)
 
 
@@ -83,7 +84,10 @@ def check_packed(source, dtype, bits):
     report = export(source, "packed-" + dtype, dtype)
     named, scales = values_of("packed-" + dtype)
     plain = {k: v for path in pathlib.Path(source).glob("*.safetensors") for k, v in load_file(path).items()}
-    near(plain, named, scales, bits, report)
+    if dtype.startswith("int"):
+        near(plain, named, scales, bits, report)
+    else:
+        assert all(0 < r["output_error"] < r["error"] for r in report["tensors"] if r["type"] == "INT4")
     loaded = AutoModelForCausalLM.from_pretrained("packed-" + dtype, dtype=torch.float32)
     reference = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     state = reference.state_dict()
@@ -118,10 +122,13 @@ def check_nf4(source):
 
 
 bad = 0
+ids = torch.randint(3, 60, (16, 48), generator=torch.Generator().manual_seed(1))
+save_file({"input_ids": ids, "labels": ids.clone()}, "calibrate.safetensors")
 for source in MODELS:
     for dtype, check in (("int8", lambda: check_packed(source, "int8", 8)), ("int4", lambda: check_packed(source, "int4", 4)),
+                         ("gptq", lambda: check_packed(source, "gptq", 4)), ("awq", lambda: check_packed(source, "awq", 4)),
                          ("nf4", lambda: check_nf4(source))):
-        subprocess.run(["rm", "-rf", "packed-int8", "packed-int4", "nf4", "nf4-plain"], check=True)
+        subprocess.run(["rm", "-rf", "packed-int8", "packed-int4", "packed-gptq", "packed-awq", "nf4", "nf4-plain"], check=True)
         n, off, bound = check()
         print(f"{pathlib.Path(source).name}, {dtype}: {n} matrices by the definition, logits {off:.2g} apart")
         bad += off > bound or n == 0
