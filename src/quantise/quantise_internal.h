@@ -82,8 +82,9 @@ struct walk {
     float *values, *products;
     double *sums;
     int32_t *ids;
-    uint64_t *part_at;  /* of the unit's parts, in `weights` */
-    double done, total; /* operations */
+    uint64_t *part_at;     /* of the unit's parts, in `weights` */
+    double rate, rate_f32; /* operations a second, of the compute type and of fp32 */
+    double done, total;    /* seconds, as predicted */
 };
 /* Counts, allocates, and brings the rows through the embedding. TM_EBUDGET: the least room is more; `fixed`: what the
  * process has beside it, for the message. */

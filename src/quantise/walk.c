@@ -157,21 +157,26 @@ static double operations(const walk *w, uint32_t unit, double tokens, bool sum) 
     return 2 * n * tokens;
 }
 
-/* Of all blocks. */
+/* Seconds of all blocks. */
 static tm_status count_work(walk *w) {
     w->total = 0;
     for (uint32_t b = 0; b < walk_blocks(w); b++) {
         TM_TRY(walk_describe(w, b + 1));
-        w->total += operations(w, b + 1, (double)w->tokens, true);
-        if (w->o.twice) w->total += operations(w, b + 1, (double)w->tokens, false);
-        if (w->o.work) w->total += w->o.work(w);
+        double n = operations(w, b + 1, (double)w->tokens, true);
+        if (w->o.twice) n += operations(w, b + 1, (double)w->tokens, false);
+        w->total += n / w->rate;
+        if (w->o.work) w->total += w->o.work(w) / w->rate_f32;
     }
     return TM_OK;
 }
 
-tm_status walk_did(walk *w, double n) {
-    w->done += n;
+static tm_status passed(walk *w, double seconds) {
+    w->done += seconds;
     return w->o.at ? w->o.at(w->o.ctx, w->done < w->total ? w->done / w->total : 1) : TM_OK;
+}
+
+tm_status walk_did(walk *w, double n) {
+    return passed(w, n / w->rate_f32);
 }
 
 tm_status walk_pass(walk *w, bool sum, bool advance) {
@@ -182,7 +187,7 @@ tm_status walk_pass(walk *w, bool sum, bool advance) {
         memset(w->row_in + n * bytes, 0, (tm_round_up(n, 64) - n) * bytes);
         TM_TRY(run_row(w, r, sum));
         if (advance) TM_TRY(activations_write(&w->x, first, n, w->row_out));
-        TM_TRY(walk_did(w, operations(w, w->unit, (double)n, sum)));
+        TM_TRY(passed(w, operations(w, w->unit, (double)n, sum) / w->rate));
     }
     return advance ? activations_turn(&w->x) : TM_OK;
 }
@@ -244,11 +249,11 @@ uint32_t walk_blocks(const walk *w) {
 }
 
 /* Operations a second of products like those of the walk, from one of them; buffers are there. */
-static double rate_of(walk *w) {
+static double rate_of(walk *w, tm_elem type) {
     enum { ROWS = 512, TIMES = 3 };
-    uint64_t n = tm_min_u64(tm_model_get_config(w->m)->hidden_size, longest_tokens(w)), rows = tm_min_u64(ROWS, n);
+    uint64_t n = tm_min_u64(tm_model_get_config(w->m)->hidden_size, longest_tokens(w) / 2), rows = tm_min_u64(ROWS, n);
     tm_gemm_args g = {.m = rows, .n = n, .k = n, .alpha = 1, .b_trans = true, .lda = n, .ldb = n, .ldc = n};
-    g.a = w->row_in, g.b = w->row_in, g.c = w->row_out, g.a_type = g.b_type = g.c_type = walk_elem(w);
+    g.a = w->row_in, g.b = w->row_in, g.c = w->row_out, g.a_type = g.b_type = g.c_type = type;
     uint64_t least = UINT64_MAX;
     memset(w->row_in, 0, longest_tokens(w) * w->x.token_bytes);
     for (int i = 0; i < TIMES; i++) {
@@ -267,10 +272,12 @@ static tm_status choose_place(walk *w, const walk_sizes *z, uint64_t fixed) {
                        (unsigned long long)(held + fixed), tm_format_size(held + fixed, a, sizeof a));
     bool in_memory = all <= w->o.room_bytes - held;
     TM_TRY(allocate(w, z));
+    w->rate = rate_of(w, walk_elem(w));
+    w->rate_f32 = rate_of(w, TM_ELEM_F32);
     TM_TRY(count_work(w));
     tm_log(TM_LOG_INFO, "calibrating on %u rows, %llu tokens: %s of memory, least %s, about %s%s", w->o.rows->n,
            (unsigned long long)w->tokens, tm_format_size(held + fixed + (in_memory ? all : 0), a, sizeof a),
-           tm_format_size(held + fixed, b, sizeof b), tm_format_left(w->total / rate_of(w), time, sizeof time),
+           tm_format_size(held + fixed, b, sizeof b), tm_format_left(w->total, time, sizeof time),
            in_memory ? "" : "; activations in a file");
     return activations_open(&w->x, w->x.token_bytes, w->tokens, in_memory, w->o.path);
 }
