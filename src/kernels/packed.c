@@ -84,8 +84,8 @@ LINES void q5_1(const uint8_t *b, float *y) {
 /* Sub-block j's 6-bit scale and minimum, out of 12 bytes: the first four lie in the low 6 bits of bytes 0..3 and 4..7;
  * of the others the low 4 bits lie in bytes 8..11 and the high 2 in the upper bits of bytes 0..7. */
 LINES void k_scale(const uint8_t *s, int j, uint8_t *scale, uint8_t *min) {
-    *scale = j < 4 ? s[j] & 63 : (uint8_t)((s[j + 4] & 15) | (s[j - 4] >> 6) << 4);
-    *min = j < 4 ? s[j + 4] & 63 : (uint8_t)(s[j + 4] >> 4 | (s[j] >> 6) << 4);
+    *scale = (uint8_t)(j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4);
+    *min = (uint8_t)(j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4);
 }
 
 /* f16 d, dmin; 12 bytes of scales; 128 bytes: of each 32, the low nibbles are sub-block 2k, the high ones 2k + 1 */
@@ -147,7 +147,12 @@ LINES void q6_k(const uint8_t *b, float *y) {
 COLUMN(ref)
 #if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
 #define ISA_avx2 __attribute__((target("avx2,fma")))
+/* clang 14 knows no preferred width; it takes the one that it finds best */
+#ifdef __clang__
+#define ISA_avx512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#else
 #define ISA_avx512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
+#endif
 COLUMN(avx2)
 COLUMN(avx512)
 #else
