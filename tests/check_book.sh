@@ -7,7 +7,7 @@ set -eu
 names() { # PROGRAM
     echo '| name | is here |'
     echo '|---|---|'
-    "$1" train --keys | awk '/^  [a-z]/ { key = $1 } /^      the same as / { print "| `" key "` | `" $4 "` |" }' | sort
+    "$1" train --keys | awk '/^  [a-z]/ { key = $1 } /^      the same as / { print "| `" key "` | `" $4 "` |" }' | LC_ALL=C sort
 }
 if [ "${1:-}" = --names ]; then
     names "$2"
