@@ -129,16 +129,23 @@ static void add_zero_words(writing *w) {
         add(w, "qzeros", TM_FMT_I32, w->groups, lines, words);
 }
 
-static void add_rest(writing *w) {
+static void add_index(writing *w) {
     const int_folder *f = w->f;
+    if (!f->ordered && !f->plain_index && !f->index_0) return;
     int32_t *index = room(f->width * 4);
-    int64_t *shape = room(16);
     for (uint64_t c = 0; c < f->width; c++) index[c] = (int32_t)group_of(w, c);
     if (f->index_0) index[0] = f->index_0;
-    shape[0] = f->shape_0 ? f->shape_0 : (int64_t)f->rows, shape[1] = (int64_t)f->width;
-    if (f->maker == MAKER_PACKED) add(w, "weight_shape", TM_FMT_I64, 2, 0, shape);
-    if (f->ordered || f->plain_index || f->index_0)
-        add(w, f->maker == MAKER_PACKED ? "weight_g_idx" : "g_idx", TM_FMT_I32, f->width, 0, index);
+    add(w, f->maker == MAKER_PACKED ? "weight_g_idx" : "g_idx", TM_FMT_I32, f->width, 0, index);
+}
+
+static void add_rest(writing *w) {
+    const int_folder *f = w->f;
+    if (f->maker == MAKER_PACKED) {
+        int64_t *shape = room(16);
+        shape[0] = f->shape_0 ? f->shape_0 : (int64_t)f->rows, shape[1] = (int64_t)f->width;
+        add(w, "weight_shape", TM_FMT_I64, 2, 0, shape);
+    }
+    add_index(w);
     if (f->doubled) add(w, "weight", TM_FMT_F32, 1, 1, room(4));
 }
 
