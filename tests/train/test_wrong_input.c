@@ -602,17 +602,17 @@ static void test_what_newcomers_type(void **state) {
     for (unsigned i = 0; i < 2; i++) {
         const char *c = commands[i];
         refused(&s, "is more than there is", c, s.config, "--set", "memory.host_budget=900TiB", NULL);
-        refused(&s, "1GiB or 1GB", c, s.config, "--set", "memory.host_budget=1G", NULL);
+        refused(&s, "memory.host_budget", c, s.config, "--set", "memory.host_budget=1gig", NULL);
         refused(&s, "there is no such file", c, s.config, "--set", "data.train=absent.jsonl", NULL);
         refused(&s, "absent.jsonl", c, s.config, "--set", "data.eval=absent.jsonl", NULL);
         refused(&s, "hf download HuggingFaceTB/SmolLM2-135M", c, s.config, "--set", "model=HuggingFaceTB/SmolLM2-135M",
                 NULL);
-        refused(&s, "--set max_steps=2", c, s.config, "--max_steps", "2", NULL);
-        refused(&s, "--set learning_rate=1e-4", c, s.config, "--learning_rate=1e-4", NULL);
+        refused(&s, "did you mean '--max_steps'?", c, s.config, "--max_step", "2", NULL);
+        refused(&s, "did you mean '--learning_rate'?", c, s.config, "--learning_rat=1e-4", NULL);
     }
     run_result r = run((run_opts){0}, "help", "train", NULL);
     RUN_OK(&r);
-    assert_non_null(strstr(r.out, "usage: tidemill train CONFIG.json"));
+    assert_non_null(strstr(r.out, "usage: tidemill train [CONFIG]"));
     run_free(&r);
 }
 
