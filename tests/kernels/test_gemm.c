@@ -518,6 +518,16 @@ static int one_backend(const void *isa, const void *gemm) {
     return run_backend(isa, gemm);
 }
 
+/* What a sanitizer sees of a product it sees in one column; every column's results are judged without it. */
+static bool left_out(size_t column, size_t backend) {
+#ifdef TIDEMILL_SANITIZED
+    return column == 1 || (column == 0 && backend > 0);
+#else
+    (void)column, (void)backend;
+    return false;
+#endif
+}
+
 int main(void) {
     static const char *const columns[] = {"ref", "avx2", "avx512"}, *const backends[] = {"builtin", "openblas",
                                                                                          "onednn", "amx"};
@@ -531,6 +541,7 @@ int main(void) {
     int failed = 0;
     for (size_t i = 0; i < TM_COUNT(choice); i++) failed += apart(one_test, "choice", &choice[i]);
     for (size_t c = 0; c < TM_COUNT(columns); c++)
-        for (size_t b = 0; b < TM_COUNT(backends); b++) failed += apart(one_backend, columns[c], backends[b]);
+        for (size_t b = 0; b < TM_COUNT(backends); b++)
+            if (!left_out(c, b)) failed += apart(one_backend, columns[c], backends[b]);
     return failed;
 }
