@@ -12,7 +12,7 @@ static tm_status write_page(const char *const *dirs, uint32_t n, const char *pat
     tm_history *runs[MOST_RUNS] = {0};
     tm_status rc = TM_OK;
     for (uint32_t i = 0; i < n && rc == TM_OK; i++) rc = tm_history_open(&runs[i], dirs[i]);
-    if (rc == TM_OK) rc = tm_report_write(path, (const tm_history *const *)runs, n, NULL);
+    if (rc == TM_OK) rc = tm_report_write(path, (const tm_history *const *)runs, n);
     if (rc == TM_OK) tm_say("%s\n", path);
     for (uint32_t i = 0; i < n; i++) tm_history_close(runs[i]);
     return rc;
@@ -28,7 +28,7 @@ int tm_cmd_report(int argc, char **argv) {
                                  "curves with zoom, planned "
                                  "beside found, where the seconds went, how to use the result. Several runs are laid "
                                  "over each other. Training "
-                                 "writes DIR/report.html by itself, at the end and at checkpoints.",
+                                 "writes DIR/report.html by itself, at the end.",
                         .example = "tidemill report out\ntidemill report lora-r8 lora-r16 full --out compared.html",
                         TM_CLI_OPTIONS(opts),
                         TM_CLI_WORDS(dirs, 1, MOST_RUNS)};

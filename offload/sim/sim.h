@@ -88,6 +88,5 @@ typedef struct tm_timeline {
 /* One step of the steady state: what begins before it or ends after it is drawn at the other end. A page where `path`
  * ends in ".html", else SVG; at most about 1 MB, needs nothing from elsewhere. */
 TM_MUST_USE tm_status tm_timeline_write(const char *path, const tm_timeline *timeline);
-TM_MUST_USE tm_status tm_timeline_svg(tm_buf *svg, const tm_timeline *timeline); /* the drawing alone, appended */
 
 #endif

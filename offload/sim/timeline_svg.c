@@ -204,15 +204,6 @@ static tm_status put_page(tm_buf *page, const timeline *data, const tm_timeline 
     return tm_buf_printf(page, "</body></html>\n");
 }
 
-tm_status tm_timeline_svg(tm_buf *svg, const tm_timeline *t) {
-    timeline *data = tm_malloc(sizeof *data);
-    if (!data) return tm_nomem(sizeof *data);
-    tm_status rc = timeline_fill(data, t);
-    if (rc == TM_OK) rc = timeline_draw(svg, data, t);
-    tm_free(data);
-    return rc;
-}
-
 tm_status tm_timeline_write(const char *path, const tm_timeline *t) {
     size_t n = strlen(path);
     bool html = n > 5 && strcmp(path + n - 5, ".html") == 0;

@@ -319,20 +319,15 @@ static tm_status put_curves(tm_buf *b, const tm_history *const *runs, uint32_t n
 
 /* ---- the page ----------------------------------------------------------------------------------------------------- */
 
-static tm_status put_one(tm_buf *b, const tm_history *r, const tm_buf *timeline) {
+static tm_status put_one(tm_buf *b, const tm_history *r) {
     TM_TRY(put_planned(b, r));
     TM_TRY(put_seconds(b, r));
-    if (timeline && timeline->len) {
-        TM_TRY(tm_buf_printf(b, "<h2>One step, as planned</h2>\n<div class=\"timeline\">"));
-        TM_TRY(tm_buf_append(b, timeline->data, timeline->len));
-        TM_TRY(tm_buf_printf(b, "</div>\n"));
-    }
     TM_TRY(put_warnings(b, r));
     TM_TRY(put_commands(b, r));
     return put_versions(b, r);
 }
 
-tm_status tm_report_page(tm_buf *b, const tm_history *const *runs, uint32_t n, const tm_buf *timeline) {
+tm_status tm_report_page(tm_buf *b, const tm_history *const *runs, uint32_t n) {
     TM_TRY(tm_buf_printf(b, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
                             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"));
     TM_TRY(put_between(b, "<title>", n == 1 ? last_name(runs[0]->dir) : "runs", " - tidemill</title>\n<style>"));
@@ -341,13 +336,13 @@ tm_status tm_report_page(tm_buf *b, const tm_history *const *runs, uint32_t n, c
     TM_TRY(put_head(b, runs, n));
     if (n > 1) TM_TRY(put_beside(b, runs, n));
     TM_TRY(put_curves(b, runs, n));
-    if (n == 1) TM_TRY(put_one(b, runs[0], timeline));
+    if (n == 1) TM_TRY(put_one(b, runs[0]));
     return tm_buf_printf(b, "</main></body></html>\n");
 }
 
-tm_status tm_report_write(const char *path, const tm_history *const *runs, uint32_t n, const tm_buf *timeline) {
+tm_status tm_report_write(const char *path, const tm_history *const *runs, uint32_t n) {
     tm_buf page = {0};
-    tm_status rc = tm_report_page(&page, runs, n, timeline);
+    tm_status rc = tm_report_page(&page, runs, n);
     if (rc == TM_OK) rc = tm_file_write(path, page.data, page.len);
     tm_buf_free(&page);
     return rc;

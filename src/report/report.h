@@ -2,7 +2,7 @@
  *
  *     tm_history *r;
  *     TM_TRY(tm_history_open(&r, "out"));              // OUTPUT_DIR: run.json and log.jsonl
- *     TM_TRY(tm_report_write("out/report.html", (const tm_history *const[]){r}, 1, NULL));
+ *     TM_TRY(tm_report_write("out/report.html", (const tm_history *const[]){r}, 1));
  *     tm_history_close(r);
  *
  * A record is what log.jsonl says, folded: sums, and a curve of each number that its lines have. Memory does not grow with
@@ -82,11 +82,9 @@ uint32_t tm_series_points(const tm_series *s, tm_point *to);
 /* ---- report.html -------------------------------------------------------------------------------------------------- */
 
 /* One page without a network: what was trained on what, curves with zoom, planned beside found, where the seconds went,
- * warnings, versions, how to use the result. Several runs are laid over each other. `timeline`: SVG of a step, put in as it
- * is; NULL: none. */
-TM_MUST_USE tm_status tm_report_write(const char *path, const tm_history *const *runs, uint32_t n,
-                                      const tm_buf *timeline);
-TM_MUST_USE tm_status tm_report_page(tm_buf *out, const tm_history *const *runs, uint32_t n, const tm_buf *timeline);
+ * warnings, versions, how to use the result. Several runs are laid over each other. */
+TM_MUST_USE tm_status tm_report_write(const char *path, const tm_history *const *runs, uint32_t n);
+TM_MUST_USE tm_status tm_report_page(tm_buf *out, const tm_history *const *runs, uint32_t n);
 
 /* ---- curves in characters (UTF-8) ---------------------------------------------------------------------------------- */
 

@@ -238,7 +238,6 @@ static tm_status run_job(trainer *t) {
     TM_TRY(trainer_finish(t));
     t->job->tiers.keep_state = t->s.cfg->keep_state;
     if (!t->s.cfg->keep_state) TM_TRY(session_agree(&t->s, session_drop_base(&t->s)));
-    if (session_is_rank0(&t->s)) trainer_report_prepare(t);
     if (!t->s.args->quiet) trainer_summary(t);
     return session_agree(&t->s, TM_OK); /* nobody removes what another may still need */
 }

@@ -130,7 +130,6 @@ typedef struct trainer_said {
 /* What is written for others to look at (trainer_report.c). */
 typedef struct trainer_reports {
     tm_events *events; /* TensorBoard's; NULL: not asked for */
-    tm_buf timeline;   /* SVG of a step; empty: not drawn */
 } trainer_reports;
 
 /* The evaluation under way, or the latest. */
@@ -276,9 +275,7 @@ void trainer_describe_run(const trainer *t, tm_json_writer *w);   /* into run.js
 void trainer_report_open(trainer *t);                             /* the log is open */
 void trainer_report_line(trainer *t, const char *line, size_t n); /* it was appended to the log */
 void trainer_report_state(const trainer *t, const char *dir);     /* DIR/trainer_state.json */
-void trainer_report_checkpoint(trainer *t); /* report.html, where the budget has room beside the plan */
-void trainer_report_prepare(trainer *t);    /* the run is over, its job still there: what the last page needs of it */
-void trainer_report_end(trainer *t);        /* the job is closed: report.html, README.md */
+void trainer_report_end(trainer *t);                              /* the job is closed: report.html, README.md */
 void trainer_report_free(trainer *t);
 
 /* trainer_scale.c: the loss scale of fp16. All return at once in other precisions. */
@@ -324,10 +321,9 @@ void trainer_watch_announce(trainer *t, const tm_plan *plan); /* a step is about
 tm_status trainer_watch_step(trainer *t, const step_line *line);
 /* Of the steps to come and what comes with them, by the same simulation; after the start. */
 TM_MUST_USE tm_status trainer_watch_forecast(trainer *t, run_forecast *out);
-double trainer_watch_seconds(const trainer *t);              /* predicted, of a step; 0 before the start */
-tm_status trainer_watch_draw(const trainer *t, tm_buf *svg); /* a step's timeline, as it was simulated */
-void trainer_watch_stopped(trainer *t);                      /* a signal ended the steps: the trace is written */
-tm_status trainer_watch_end(trainer *t);                     /* after the last step: the trace is written */
+double trainer_watch_seconds(const trainer *t); /* predicted, of a step; 0 before the start */
+void trainer_watch_stopped(trainer *t);         /* a signal ended the steps: the trace is written */
+tm_status trainer_watch_end(trainer *t);        /* after the last step: the trace is written */
 void trainer_watch_close(trainer *t);
 
 /* profile.c: --profile. */

@@ -8,9 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Of the host budget, beside what the plan takes: a record, a page, a drawing. */
-enum { REPORT_MIB = 8 };
-
 static uint64_t sum(const uint64_t *by_kind) {
     uint64_t all = 0;
     for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
@@ -56,55 +53,26 @@ static void forgive(tm_status rc, const char *what) {
     tm_error_clear();
 }
 
-static bool has_room(const trainer *t) {
-    uint64_t budget = session_host_bytes(t->s.cfg), planned = job_planned_peak(t->job);
-    return budget > planned && budget - planned >= REPORT_MIB * TM_MIB;
-}
-
 void trainer_report_state(const trainer *t, const char *dir) {
     forgive(tm_trainer_state_write(dir, t->s.cfg->output_dir, t->step), "trainer_state.json");
 }
 
-static tm_status write_page(const char *output, const tm_buf *timeline, bool card) {
+static tm_status write_page(const char *output) {
     char path[4200];
     tm_history *r;
     TM_TRY(tm_history_open(&r, output));
     snprintf(path, sizeof path, "%s/report.html", output);
-    tm_status rc = tm_report_write(path, (const tm_history *const[]){r}, 1, timeline);
-    if (rc == TM_OK && card) rc = tm_model_card_write(output, r);
+    tm_status rc = tm_report_write(path, (const tm_history *const[]){r}, 1);
+    if (rc == TM_OK) rc = tm_model_card_write(output, r);
     tm_history_close(r);
     return rc;
 }
 
-enum { LARGEST_DRAWING = 512 << 10 };
-
-/* A step as it was planned; it is the same at every checkpoint. */
-static tm_status draw_step(trainer *t) {
-    tm_buf *svg = &t->report.timeline;
-    if (svg->len > 0) return TM_OK;
-    tm_status rc = trainer_watch_draw(t, svg);
-    if (rc != TM_OK || svg->len > LARGEST_DRAWING) tm_buf_free(svg);
-    return rc;
-}
-
-void trainer_report_checkpoint(trainer *t) {
-    if (!has_room(t)) return;
-    tm_status rc = trainer_write_run_json(t, "running"); /* what the page says of the run */
-    if (rc == TM_OK) rc = draw_step(t);
-    if (rc == TM_OK) rc = write_page(t->s.cfg->output_dir, &t->report.timeline, false);
-    forgive(rc, "report.html");
-}
-
-void trainer_report_prepare(trainer *t) {
-    if (has_room(t)) forgive(draw_step(t), "report.html");
-}
-
 void trainer_report_end(trainer *t) {
-    forgive(write_page(t->out.here, &t->report.timeline, true), "report.html");
+    forgive(write_page(t->out.here), "report.html");
 }
 
 void trainer_report_free(trainer *t) {
-    tm_buf_free(&t->report.timeline);
     tm_events_close(t->report.events);
     t->report.events = NULL;
 }

@@ -4,7 +4,6 @@
 #include "planner/cost.h"
 #include "train/trainer_internal.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { RUNS = 3, WAITING = 2 };
@@ -263,27 +262,4 @@ tm_status trainer_watch_forecast(trainer *t, run_forecast *out) {
 
 double trainer_watch_seconds(const trainer *t) {
     return t->watch->step.seconds;
-}
-
-tm_status trainer_watch_draw(const trainer *t, tm_buf *svg) {
-    const trainer_watch *w = t->watch;
-    tm_sim_result r;
-    char title[96];
-    TM_TRY(tm_simulate(&r, t->plans.step,
-                       &(tm_sim_opts){.machine = &w->machine,
-                                      .cost = job_cost,
-                                      .ctx = w->costs,
-                                      .runs = RUNS,
-                                      .link = w->step_link,
-                                      .timeline = true}));
-    snprintf(title, sizeof title, "update %s, activations %s", pass_update_name(&t->plans.way),
-             pass_activations_name(t->job, &t->plans.way));
-    tm_status rc = tm_timeline_svg(svg, &(tm_timeline){.plan = t->plans.step,
-                                                       .result = &r,
-                                                       .machine = &w->machine,
-                                                       .title = title,
-                                                       .name = job_op_name,
-                                                       .ctx = t->job});
-    tm_sim_free(&r);
-    return rc;
 }

@@ -178,7 +178,7 @@ static void test_page(void **state) {
         "{\"seconds_per_step\": 0.2, \"host_peak_bytes\": 2000}, \"total_steps\": 20000, \"config\": {\"model\": "
         "\"/m/</title><img/src=x>\", \"data\": {\"train\": \"d'\\\"\"}, \"output_dir\": \"o</script>\"}}");
     OK(tm_history_open(&r, dir));
-    OK(tm_report_page(&page, (const tm_history *const[]){r}, 1, NULL));
+    OK(tm_report_page(&page, (const tm_history *const[]){r}, 1));
     print_message("%zu bytes of a page for 10,000 steps\n", page.len);
     assert_true(page.len < 1000000);
     assert_null(strstr(page.data, "<img"));
@@ -191,7 +191,7 @@ static void test_page(void **state) {
         if (strstr(page.data, outside[i])) fail_msg("the page asks for something outside: %s", outside[i]);
     /* two runs over each other */
     tm_buf_clear(&page);
-    OK(tm_report_page(&page, (const tm_history *const[]){r, r}, 2, NULL));
+    OK(tm_report_page(&page, (const tm_history *const[]){r, r}, 2));
     assert_non_null(strstr(page.data, "2 runs beside each other"));
     tm_buf_free(&page);
     tm_history_close(r);

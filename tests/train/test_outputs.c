@@ -60,7 +60,6 @@ static void test_reports(void **state) {
     RUN_OK(&r);
     run_free(&r);
     assert_true(file_says(run_path(s.output, "report.html"), "4 of 4"));
-    assert_true(file_says(run_path(s.output, "report.html"), "One step, as planned"));
     assert_true(file_says(run_path(s.output, "README.md"), "base_model:"));
     assert_true(file_says(run_path(s.output, "trainer_state.json"), "\"global_step\": 4"));
     assert_true(file_says(run_path(s.output, "checkpoint-2/trainer_state.json"), "\"global_step\": 2"));
