@@ -310,7 +310,7 @@ static const char *describe(void) {
     return own.name;
 }
 static uint64_t resident(unsigned threads, const tm_products *p) {
-    return gemm_builtin.resident_bytes(threads, p);
+    return gemm_builtin.resident_bytes(threads, p) + TM_MIB / 2; /* its own code, and attention's check of a start */
 }
 static int preference(tm_elem products) {
     return products == TM_ELEM_BF16 && has_amx() ? 40 : 0;
