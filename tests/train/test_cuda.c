@@ -225,8 +225,8 @@ static run_result drawn(const char *device, const char *budget) {
         fake, "generate", "--model", TINY, "--prompt",
         "The tide comes in twice a day, and the mill turns with it; so the miller sleeps in two parts, and knows "
         "the moon better than the sun.",
-        "--temperature", "1.5", "--seed", "3", "--max-new-tokens", "6", "--json", "--device", device,
-        budget ? "--device-budget" : NULL, budget, NULL);
+        "--temperature", "1.5", "--seed", "3", "--max-new-tokens", "6", "--json", "--precision", "fp32", "--device",
+        device, budget ? "--device-budget" : NULL, budget, NULL);
 }
 
 /* The CPU's text, whether its keys and values stay in the arena or come and go with each token. */
