@@ -38,7 +38,8 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-pthread) # loaded at run time, so that no tool finds it
-set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libdnnl2)
+# Loaded at run time, so that no tool finds them.
+set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-pthread)
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libdnnl2, libmicrohttpd12, libedit2")
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS openmpi-bin)
 include(CPack)

@@ -3,9 +3,9 @@
  * next request. A connection that sleeps is not looked at by the library, so that `look_around` asks the socket whether
  * the client has gone. */
 #include "serve/http_internal.h"
+#include "serve/http_library_internal.h"
 
 #include <errno.h>
-#include <microhttpd.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -41,27 +41,29 @@ struct serve_http {
 };
 
 bool serve_http_here(void) {
-    return true;
+    bool here = http_library_load() == TM_OK;
+    if (!here) tm_error_clear();
+    return here;
 }
 
 /* ---- answers -------------------------------------------------------------------------------------------------------- */
 
 static enum MHD_Result reply(client *k, int status, struct MHD_Response *r, const char *type) {
     if (!r) return MHD_NO;
-    enum MHD_Result rc = MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-    if (rc && k->job) rc = MHD_add_response_header(r, "x-request-id", k->job->id);
-    if (rc && (status == 429 || status == 503)) rc = MHD_add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "2");
-    if (rc && status == 401) rc = MHD_add_response_header(r, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    if (rc && status == 405) rc = MHD_add_response_header(r, MHD_HTTP_HEADER_ALLOW, "GET, HEAD, POST");
-    if (rc) rc = MHD_queue_response(k->connection, (unsigned)status, r);
-    MHD_destroy_response(r);
+    enum MHD_Result rc = mhd.add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    if (rc && k->job) rc = mhd.add_response_header(r, "x-request-id", k->job->id);
+    if (rc && (status == 429 || status == 503)) rc = mhd.add_response_header(r, MHD_HTTP_HEADER_RETRY_AFTER, "2");
+    if (rc && status == 401) rc = mhd.add_response_header(r, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    if (rc && status == 405) rc = mhd.add_response_header(r, MHD_HTTP_HEADER_ALLOW, "GET, HEAD, POST");
+    if (rc) rc = mhd.queue_response(k->connection, (unsigned)status, r);
+    mhd.destroy_response(r);
     return rc;
 }
 
 /* Takes over `body`. */
 static enum MHD_Result send_json(client *k, int status, tm_buf *body) {
     struct MHD_Response *r =
-        MHD_create_response_from_buffer_with_free_callback(body->len, body->data ? body->data : "", tm_free);
+        mhd.create_response_from_buffer_with_free_callback(body->len, body->data ? body->data : "", tm_free);
     if (!r) tm_buf_free(body);
     return reply(k, status, r, "application/json");
 }
@@ -158,7 +160,7 @@ static enum MHD_Result show_health(client *k) {
 /* ---- a request begins ------------------------------------------------------------------------------------------------ */
 
 static const char *header(const client *k, const char *name) {
-    return MHD_lookup_connection_value(k->connection, MHD_HEADER_KIND, name);
+    return mhd.lookup_connection_value(k->connection, MHD_HEADER_KIND, name);
 }
 
 /* In time that does not depend on where they differ. */
@@ -253,7 +255,7 @@ static void wake(void *ctx) {
     const client *k = ctx;
     const uint64_t one = 1;
     int woken = k->http->woken;
-    MHD_resume_connection(k->connection);  /* the client may be gone after this */
+    mhd.resume_connection(k->connection);  /* the client may be gone after this */
     (void)!write(woken, &one, sizeof one); /* full: it is awake */
 }
 
@@ -301,7 +303,7 @@ static enum MHD_Result finish(client *k) {
     if (rc != TM_OK) return refuse_job(k, &why);
     if (how != SERVE_PUT) return busy(k, how);
     k->job = job;
-    MHD_suspend_connection(k->connection);
+    mhd.suspend_connection(k->connection);
     serve_job_wait(k->http->o->queue, job);
     return MHD_YES;
 }
@@ -315,14 +317,14 @@ static ssize_t read_stream(void *cls, uint64_t at, char *to, size_t cap) {
     size_t n = serve_job_read(k->http->o->queue, k->job, to, cap, &ended);
     if (n) return (ssize_t)n;
     if (ended) return MHD_CONTENT_READER_END_OF_STREAM;
-    MHD_suspend_connection(k->connection);
+    mhd.suspend_connection(k->connection);
     serve_job_wait(k->http->o->queue, k->job);
     return 0;
 }
 
 static enum MHD_Result send_stream(client *k) {
-    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 8192, read_stream, k, NULL);
-    if (r) (void)MHD_add_response_header(r, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+    struct MHD_Response *r = mhd.create_response_from_callback(MHD_SIZE_UNKNOWN, 8192, read_stream, k, NULL);
+    if (r) (void)mhd.add_response_header(r, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
     return reply(k, 200, r, "text/event-stream");
 }
 
@@ -338,7 +340,7 @@ static enum MHD_Result answer(client *k) {
 
 static enum MHD_Result handle(void *cls, struct MHD_Connection *c, const char *path, const char *method,
                               const char *version, const char *bytes, size_t *n, void **request) {
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    const union MHD_ConnectionInfo *info = mhd.get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     client *k = info ? info->socket_context : NULL;
     (void)cls, (void)version;
     if (!k) return MHD_NO; /* there was no memory for it */
@@ -375,7 +377,7 @@ static void completed(void *cls, struct MHD_Connection *c, void **request, enum 
 }
 
 static client *open_client(serve_http *h, struct MHD_Connection *c) {
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    const union MHD_ConnectionInfo *info = mhd.get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
     client *k = info ? tm_calloc(1, sizeof *k) : NULL;
     if (!k) return NULL;
     *k = (client){.http = h, .connection = c, .fd = info->connect_fd, .next = h->clients, .link = &h->clients};
@@ -419,7 +421,7 @@ static void look_around(serve_http *h) {
 }
 
 static void stop_listening(serve_http *h) {
-    int listener = MHD_quiesce_daemon(h->daemon);
+    int listener = mhd.quiesce_daemon(h->daemon);
     h->quiet = true;
     if (listener >= 0) (void)close(listener);
 }
@@ -428,7 +430,7 @@ static void wait_for_events(const serve_http *h) {
     struct pollfd p[2] = {{.fd = h->events, .events = POLLIN}, {.fd = h->woken, .events = POLLIN}};
     MHD_UNSIGNED_LONG_LONG ms = SERVE_TICK_MS;
     uint64_t count;
-    if (MHD_get_timeout(h->daemon, &ms) != MHD_YES || ms > SERVE_TICK_MS) ms = SERVE_TICK_MS;
+    if (mhd.get_timeout(h->daemon, &ms) != MHD_YES || ms > SERVE_TICK_MS) ms = SERVE_TICK_MS;
     if (poll(p, 2, (int)ms) > 0 && p[1].revents) (void)!read(h->woken, &count, sizeof count);
 }
 
@@ -437,7 +439,7 @@ static void *run(void *arg) {
     uint64_t looked = tm_now_ns();
     while (!atomic_load(&h->stop)) {
         wait_for_events(h);
-        if (MHD_run(h->daemon) != MHD_YES) (void)poll(NULL, 0, 1); /* out of descriptors, for example */
+        if (mhd.run(h->daemon) != MHD_YES) (void)poll(NULL, 0, 1); /* out of descriptors, for example */
         if (tm_now_ns() - looked < (uint64_t)SERVE_TICK_MS * 1000000) continue;
         looked = tm_now_ns();
         look_around(h);
@@ -445,8 +447,8 @@ static void *run(void *arg) {
     }
     for (client *k = h->clients; k; k = k->next) /* none may sleep when the library ends */
         if (k->job) serve_job_abandon(h->o->queue, k->job);
-    (void)MHD_run(h->daemon);
-    MHD_stop_daemon(h->daemon);
+    (void)mhd.run(h->daemon);
+    mhd.stop_daemon(h->daemon);
     return NULL;
 }
 
@@ -461,7 +463,7 @@ static void log_library(void *cls, const char *format, va_list args) {
 static struct MHD_Daemon *start_daemon(serve_http *h) {
     unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (h->o->ipv6) flags |= MHD_USE_IPv6;
-    return MHD_start_daemon(flags, 0, NULL, NULL, handle, h, MHD_OPTION_EXTERNAL_LOGGER, log_library, NULL,
+    return mhd.start_daemon(flags, 0, NULL, NULL, handle, h, MHD_OPTION_EXTERNAL_LOGGER, log_library, NULL,
                             MHD_OPTION_LISTEN_SOCKET, h->o->listener, MHD_OPTION_CONNECTION_LIMIT,
                             (unsigned)SERVE_CONNECTIONS, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
                             (size_t)SERVE_CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SERVE_IDLE_S,
@@ -474,7 +476,7 @@ static tm_status start(serve_http *h) {
     if (h->woken < 0) return tm_fail_sys(TM_EIO, errno, "eventfd", "", -1, "the thread of HTTP cannot be woken");
     h->daemon = start_daemon(h);
     if (!h->daemon) return tm_fail_sys(TM_EIO, errno, "MHD_start_daemon", "", -1, "libmicrohttpd cannot be started");
-    h->events = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
+    h->events = mhd.get_daemon_info(h->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
     return tm_thread_start(&h->thread, run, h, "the thread of HTTP");
 }
 
@@ -484,13 +486,15 @@ static void drop(serve_http *h) {
 }
 
 tm_status serve_http_start(serve_http **out, const serve_http_opts *opts) {
+    *out = NULL;
+    TM_TRY(http_library_load());
     serve_http *h = *out = tm_calloc(1, sizeof *h);
     if (!h) return tm_nomem(sizeof *h);
     h->o = opts;
     tm_status rc = start(h);
     if (rc == TM_OK) return TM_OK;
-    if (h->daemon) (void)MHD_quiesce_daemon(h->daemon); /* the socket stays the caller's */
-    if (h->daemon) MHD_stop_daemon(h->daemon);
+    if (h->daemon) (void)mhd.quiesce_daemon(h->daemon); /* the socket stays the caller's */
+    if (h->daemon) mhd.stop_daemon(h->daemon);
     drop(h);
     *out = NULL;
     return rc;

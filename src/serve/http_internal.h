@@ -31,7 +31,7 @@ typedef struct serve_http_opts {
 } serve_http_opts;
 
 typedef struct serve_http serve_http;
-bool serve_http_here(void); /* this build has it; else serve_http_start fails with TM_EUNSUPPORTED */
+bool serve_http_here(void); /* build and machine have it; else serve_http_start fails with TM_EUNSUPPORTED */
 /* `opts` and what it points to outlive the thread. */
 tm_status serve_http_start(serve_http **out, const serve_http_opts *opts) TM_MUST_USE;
 /* Ends the thread; what is not sent by then is lost. No job of the queue is held after it. NULL is fine. */
