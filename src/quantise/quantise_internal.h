@@ -35,7 +35,7 @@ TM_MUST_USE tm_status activations_read(activations *a, uint64_t token, uint64_t 
 /* In order, each token once between two turns; in memory each replaces what was read. */
 TM_MUST_USE tm_status activations_write(activations *a, uint64_t token, uint64_t n, const void *from);
 TM_MUST_USE tm_status activations_turn(activations *a); /* what was written is what is read from here on */
-void activations_close(activations *a);                 /* removes the file */
+void activations_close(activations *a);                 /* its file is gone */
 
 /* ---- walk.c: the rows through the model, a block at a time ---- */
 
