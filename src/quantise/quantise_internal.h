@@ -99,6 +99,13 @@ TM_MUST_USE tm_status walk_pass(walk *w, bool sum, bool advance);
 TM_MUST_USE tm_status walk_replace(walk *w, const walk_matrix *x, uint64_t first, uint64_t n, const float *values);
 TM_MUST_USE tm_status walk_did(walk *w, double operations); /* of the caller */
 
+/* The next of some buffers that lie in one: `at` goes on behind it, to a multiple of 64. */
+static inline void *quantise_take(char **at, uint64_t bytes) {
+    void *p = *at;
+    *at += tm_round_up(bytes, 64);
+    return p;
+}
+
 /* ---- factor.c ---- */
 
 /* H [n][n], symmetric and positive definite: its upper triangle becomes R with H = R R^T, R upper triangular; below the
