@@ -69,7 +69,7 @@ void tm_io_get_clones(tm_io_clones *out);
  * can (else file->alignment is 1). `path` has to outlive it. */
 TM_MUST_USE tm_status tm_io_file_in_place(const char *path, bool direct, tm_io_file *out);
 void tm_io_file_leave(tm_io_file *f); /* closes it; all zero is fine */
-/* Another number once something was written to it (its size and time of change); 0: that is not to be known. */
+/* Of its size and time of modification: another number where a write has moved one of them; 0: they are not to be known. */
 uint64_t tm_io_file_stamp(const tm_io_file *f);
 
 /* Writing. The bytes go to a temporary file beside PATH; commit syncs, renames over PATH and syncs the directory.

@@ -1,7 +1,7 @@
 /* Files that are not ours: what is frozen is read where it lies, and nothing is ever written there. The last object of
  * a file may end between two pages: it is read through the page cache, the others past it.
  *
- * Checksums of its pages are of what was read first. A read checks all pages of the object where the file's size or time of change
+ * Checksums of its pages are of what was read first. A read checks all pages of the object where the file's size or time of modification
  * are others than when all of them were last checked, else one page in eight, in turn: hashing 27 GB a step took a sixth of a core. */
 #include "offload/store/store_internal.h"
 

@@ -125,12 +125,7 @@ static void forward_pair(const tm_attention *a, uint64_t b, uint64_t head, const
     kernels.small_gemm(r->nq, r->columns, a->head_dim, q.data, q.ld, 1, w->kt, TILE, w->s, TILE, false);
     attention_cap(a, r, w->s);
     attention_mask(a, b, r, w->s);
-    for (size_t i = 0; i < r->nq; i++) {
-        uint64_t at = r->q0 + i;
-        float scale = attention_scale_left(a, r->position + i);
-        float back = kernels.softmax_row(w->s + i * TILE, scale, &w->max[at], &w->sum[at], r->columns);
-        if (back != 1.0F) kernels.scale(back, w->o + at * dp, dp);
-    }
+    attention_softmax(a, r, w->s, (attention_sums){w->o, w->max, w->sum, dp});
     kernels.small_gemm(r->nq, dp, r->nk, w->s, TILE, 1, v.data, v.ld, w->o + r->q0 * dp, dp, true);
 }
 

@@ -213,12 +213,7 @@ static void forward_pair(const tm_attention *a, uint64_t b, uint64_t head, const
     product(q, right_of(w->kt, d), rows, r->columns, d, (sums){w->s, TILE, false});
     attention_cap(a, r, w->s);
     attention_mask(a, b, r, w->s);
-    for (size_t i = 0; i < r->nq; i++) {
-        uint64_t at = r->q0 + i;
-        float scale = attention_scale_left(a, r->position + i);
-        float back = kernels.softmax_row(w->s + i * TILE, scale, &w->max[at], &w->sum[at], r->columns);
-        if (back != 1.0F) kernels.scale(back, w->o + at * d, d);
-    }
+    attention_softmax(a, r, w->s, (attention_sums){w->o, w->max, w->sum, d});
     squares p = narrow_tile(w->s, r->nq, r->columns);
     product(p, right_of(w->v, w->nk), rows, d, r->columns, (sums){w->o + r->q0 * d, d, true});
 }

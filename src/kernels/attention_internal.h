@@ -48,6 +48,13 @@ float attention_scale_left(const tm_attention *a, uint64_t position);
 void attention_cap(const tm_attention *a, const attention_pair *r, float *s);
 void attention_cap_with_slopes(const tm_attention *a, const attention_pair *r, float *s, float *slope);
 void attention_mask(const tm_attention *a, uint64_t b, const attention_pair *r, float *s);
+/* Of each query of a head, over the keys so far: the output, rows of ld, its largest score, the sum of its probabilities. */
+typedef struct attention_sums {
+    float *o, *max, *sum;
+    size_t ld;
+} attention_sums;
+/* Capped and masked scores to probabilities; the sums are scaled to the largest score that is known now. */
+void attention_softmax(const tm_attention *a, const attention_pair *r, float *s, attention_sums to);
 /* Scores s to probabilities, dp to the gradients of scores. */
 void attention_gradients_of_scores(const tm_attention *a, uint64_t b, uint64_t head, const attention_pair *r,
                                    const float *delta, float *s, float *dp, const float *slope);

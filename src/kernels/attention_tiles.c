@@ -111,6 +111,15 @@ void attention_gradients_of_scores(const tm_attention *a, uint64_t b, uint64_t h
     }
 }
 
+void attention_softmax(const tm_attention *a, const attention_pair *r, float *s, attention_sums to) {
+    for (size_t i = 0; i < r->nq; i++) {
+        uint64_t at = r->q0 + i;
+        float scale = attention_scale_left(a, r->position + i);
+        float back = kernels.softmax_row(s + i * TILE, scale, &to.max[at], &to.sum[at], r->columns);
+        if (back != 1.0F) kernels.scale(back, to.o + at * to.ld, to.ld);
+    }
+}
+
 /* ---- results ---- */
 
 void attention_store_output(const tm_attention *a, uint64_t b, uint64_t head, uint64_t s, float *o, float max,

@@ -1,4 +1,4 @@
-/* Activations of all rows between two blocks. */
+/* Activations of all rows between two blocks. A file of them loses its name as soon as it is open. */
 #include "io/file/file.h"
 #include "quantise/quantise_internal.h"
 
@@ -46,13 +46,14 @@ tm_status activations_turn(activations *a) {
     TM_TRY(tm_out_commit(o));
     tm_file_close(a->in);
     a->in = NULL;
-    return tm_file_open(&a->in, a->path);
+    TM_TRY(tm_file_open(&a->in, a->path));
+    if (tm_remove_tree(a->path) != TM_OK) tm_error_clear();
+    return TM_OK;
 }
 
 void activations_close(activations *a) {
     tm_out_abandon(a->out);
     tm_file_close(a->in);
-    if (a->path && !a->memory && a->in && tm_remove_tree(a->path) != TM_OK) tm_error_clear();
     tm_free(a->memory);
     *a = (activations){0};
 }

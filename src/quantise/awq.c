@@ -18,21 +18,15 @@ typedef struct awq_rows {
     int8_t *codes;             /* [rows][n] */
 } awq_rows;
 
-static void *take(char **at, uint64_t bytes) {
-    void *p = *at;
-    *at += tm_round_up(bytes, 64);
-    return p;
-}
-
 static char *place(awq_rows *a, char *at) {
     enum { LEAST_GROUP = 32 };
-    a->w = take(&at, a->rows * a->n * sizeof(float));
-    a->lost = take(&at, a->rows * a->n * sizeof(float));
-    a->product = take(&at, a->rows * a->n * sizeof(float));
-    a->scale = take(&at, a->rows * (a->n / LEAST_GROUP) * sizeof(float));
-    a->clipped = take(&at, a->rows * sizeof(float));
-    a->least = take(&at, a->rows * sizeof(double));
-    a->codes = take(&at, a->rows * a->n);
+    a->w = quantise_take(&at, a->rows * a->n * sizeof(float));
+    a->lost = quantise_take(&at, a->rows * a->n * sizeof(float));
+    a->product = quantise_take(&at, a->rows * a->n * sizeof(float));
+    a->scale = quantise_take(&at, a->rows * (a->n / LEAST_GROUP) * sizeof(float));
+    a->clipped = quantise_take(&at, a->rows * sizeof(float));
+    a->least = quantise_take(&at, a->rows * sizeof(double));
+    a->codes = quantise_take(&at, a->rows * a->n);
     return at;
 }
 
@@ -222,10 +216,10 @@ tm_status awq_block(quantise_job *q) {
     awq_fold fold[WALK_INPUTS] = {{0}};
     char *at = q->scratch;
     float *scale[WALK_INPUTS], *tried;
-    for (uint32_t i = 0; i < q->w.n_inputs; i++) scale[i] = take(&at, q->w.input[i].width * sizeof(float));
+    for (uint32_t i = 0; i < q->w.n_inputs; i++) scale[i] = quantise_take(&at, q->w.input[i].width * sizeof(float));
     uint64_t widest = 0;
     for (uint32_t i = 0; i < q->w.n_inputs; i++) widest = tm_max_u64(widest, q->w.input[i].width);
-    tried = take(&at, widest * sizeof(float));
+    tried = quantise_take(&at, widest * sizeof(float));
     for (uint32_t i = 0; i < q->w.n_inputs; i++) {
         awq_rows a = {.n = q->w.input[i].width, .rows = SAMPLE_ROWS};
         bool better = false;

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 struct tm_calibration {
     tm_calibration_args args;
@@ -73,15 +74,14 @@ static const float *importance(void *ctx, uint32_t tensor) {
 /* ---- the whole ---- */
 
 /* In bf16 where the model is in it, and its weights are no more than that. */
-static tm_status choose_type(const tm_source *src, tm_dtype *out) {
+static tm_dtype choose_type(const tm_source *src) {
     uint64_t wide = 0, all = 0;
     for (uint32_t i = 0; i < tm_source_tensors(src); i++) {
         const tm_source_tensor *t = tm_source_tensor_get(src, i);
         all += t->elements;
         wide += t->fmt == TM_FMT_BF16 ? 0 : t->elements;
     }
-    *out = 2 * wide < all ? TM_BF16 : TM_F32;
-    return TM_OK;
+    return 2 * wide < all ? TM_BF16 : TM_F32;
 }
 
 static tm_status find_vocabulary(const tm_source *src, uint32_t *vocabulary) {
@@ -114,9 +114,8 @@ static uint64_t most_scratch(const quantise_job *q) {
     return most + (WALK_INPUTS + 1) * tm_round_up(widest * sizeof(float), 64);
 }
 
-static tm_status open_walk(tm_calibration *c, quantise_job *q, const id_rows *rows) {
-    tm_dtype type;
-    TM_TRY(choose_type(q->c->src, &type));
+static tm_status open_walk(const tm_calibration *c, quantise_job *q, const id_rows *rows) {
+    const tm_dtype type = choose_type(q->c->src);
     TM_TRY(tm_kernels_init(0, (tm_elem)type));
     uint64_t fixed = fixed_bytes(type), budget = c->args.host_bytes;
     if (budget == UINT64_MAX) budget = fixed + tm_mem_available_bytes() / 5 * 4;
@@ -146,7 +145,8 @@ static tm_status run(void *ctx, const tm_calibrating *asked) {
     uint32_t vocabulary;
     tm_status rc;
     if (asked->to) q.o = (nearest_opts){tm_codes_group(asked->to), tm_codes_scale_fmt(asked->to)};
-    if (c->args.offload_path) TM_GO(tm_buf_printf(&q.path, "%s/tidemill.activations", c->args.offload_path));
+    if (c->args.offload_path)
+        TM_GO(tm_buf_printf(&q.path, "%s/tidemill-%ld.activations", c->args.offload_path, (long)getpid()));
     TM_GO(find_vocabulary(asked->src, &vocabulary));
     TM_GO(id_rows_read(&rows, asked->src, vocabulary, &c->args));
     TM_GO(open_walk(c, &q, &rows));

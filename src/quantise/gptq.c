@@ -15,24 +15,18 @@
 
 #include <string.h>
 
-static void *take(char **at, uint64_t bytes) {
-    void *p = *at;
-    *at += tm_round_up(bytes, 64);
-    return p;
-}
-
 static char *place(gptq_rows *g, char *at) {
     uint64_t n = g->n, rows = g->rows, scales = rows * (n / g->o.group);
-    g->lost = take(&at, rows * n * sizeof(float));
-    g->plain_lost = take(&at, rows * n * sizeof(float));
-    g->carried = take(&at, rows * g->o.group * sizeof(float));
-    g->scale = take(&at, scales * sizeof(float));
-    g->plain_scale = take(&at, scales * sizeof(float));
-    g->loss = take(&at, rows * sizeof(double));
-    g->full = take(&at, rows * sizeof(double));
-    g->plain_loss = take(&at, rows * sizeof(double));
-    g->codes = take(&at, rows * n);
-    g->plain_codes = take(&at, rows * n);
+    g->lost = quantise_take(&at, rows * n * sizeof(float));
+    g->plain_lost = quantise_take(&at, rows * n * sizeof(float));
+    g->carried = quantise_take(&at, rows * g->o.group * sizeof(float));
+    g->scale = quantise_take(&at, scales * sizeof(float));
+    g->plain_scale = quantise_take(&at, scales * sizeof(float));
+    g->loss = quantise_take(&at, rows * sizeof(double));
+    g->full = quantise_take(&at, rows * sizeof(double));
+    g->plain_loss = quantise_take(&at, rows * sizeof(double));
+    g->codes = quantise_take(&at, rows * n);
+    g->plain_codes = quantise_take(&at, rows * n);
     return at;
 }
 

@@ -35,7 +35,7 @@ TM_MUST_USE tm_status activations_read(activations *a, uint64_t token, uint64_t 
 /* In order, each token once between two turns; in memory each replaces what was read. */
 TM_MUST_USE tm_status activations_write(activations *a, uint64_t token, uint64_t n, const void *from);
 TM_MUST_USE tm_status activations_turn(activations *a); /* what was written is what is read from here on */
-void activations_close(activations *a);                 /* removes the file */
+void activations_close(activations *a);                 /* its file is gone */
 
 /* ---- walk.c: the rows through the model, a block at a time ---- */
 
@@ -98,6 +98,13 @@ TM_MUST_USE tm_status walk_pass(walk *w, bool sum, bool advance);
 /* n values of the matrix in the block that the rows go through, from `first` on. */
 TM_MUST_USE tm_status walk_replace(walk *w, const walk_matrix *x, uint64_t first, uint64_t n, const float *values);
 TM_MUST_USE tm_status walk_did(walk *w, double operations); /* of the caller */
+
+/* The next of some buffers that lie in one: `at` goes on behind it, to a multiple of 64. */
+static inline void *quantise_take(char **at, uint64_t bytes) {
+    void *p = *at;
+    *at += tm_round_up(bytes, 64);
+    return p;
+}
 
 /* ---- factor.c ---- */
 

@@ -84,7 +84,7 @@ tm_status walk_enter(walk *w, uint32_t b) {
     const tm_unit *u = tm_model_unit(w->m, w->unit = b + 1);
     TM_TRY(walk_describe(w, w->unit));
     (void)walk_unit_bytes(w, w->unit);
-    (void)walk_sums_bytes(w);
+    walk_place_sums(w);
     walk_clear_sums(w);
     for (uint32_t p = 0; p < u->n_parts; p++) TM_TRY(walk_load_part(w, u->first_part + p, w->weights + w->part_at[p]));
     return TM_OK;

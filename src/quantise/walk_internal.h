@@ -21,7 +21,7 @@ typedef struct walk_taking {
     tm_elem type;
 } walk_taking;
 void walk_clear_sums(walk *w);
-uint64_t walk_sums_bytes(const walk *w); /* of the unit that was described; places them where there are buffers */
+void walk_place_sums(walk *w);                                /* of the unit that was described, in the buffers */
 void walk_add_input(void *taking, const tm_product_input *x); /* take_input of a stage */
 
 #endif

@@ -4,16 +4,15 @@
 #include <math.h>
 #include <string.h>
 
-uint64_t walk_sums_bytes(const walk *w) {
+void walk_place_sums(walk *w) {
     uint64_t products = 0, sums = 0;
     for (uint32_t i = 0; i < w->n_inputs; i++) {
-        walk_input *in = (walk_input *)(uintptr_t)&w->input[i];
-        if (w->sums) in->magnitude = w->sums + sums, in->square = w->sums + sums + in->width;
+        walk_input *in = &w->input[i];
+        in->magnitude = w->sums + sums, in->square = w->sums + sums + in->width;
         if (w->products) in->products = w->products + products;
         sums += 2 * in->width;
         products += w->o.products ? in->width * in->width : 0;
     }
-    return sums * sizeof(double) + products * sizeof(float);
 }
 
 void walk_clear_sums(walk *w) {
