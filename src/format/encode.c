@@ -155,6 +155,18 @@ static bool overflows(const struct encoder *e, const uint8_t *b) {
     return (scale & 0x7c00) == 0x7c00 || (min & 0x7c00) == 0x7c00;
 }
 
+enum { LONGEST_BLOCK = 256 };
+
+/* What columns of a block weigh. A column that no text used weighs little, not nothing, since a scale that only such columns
+ * have would become zero and their weights with it. False: none of them was used, and none is before another. */
+static bool weights_of(const float *importance, size_t n, float weight[LONGEST_BLOCK]) {
+    static const float least = 1e-6F; /* of the largest */
+    float largest = 0;
+    for (size_t i = 0; i < n; i++) largest = importance[i] > largest ? importance[i] : largest;
+    for (size_t i = 0; i < n; i++) weight[i] = importance[i] > least * largest ? importance[i] : least * largest;
+    return largest > 0;
+}
+
 tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, const tm_encode_by *by, uint8_t *out) {
     const tm_fmt_info *t = tm_fmt_get(fmt);
     const struct encoder *e = &encoders[fmt];
@@ -166,8 +178,10 @@ tm_status tm_block_encode(tm_fmt fmt, const float *values, size_t n, const tm_en
     for (size_t i = 0; i < n / t->block; i++) {
         uint8_t *block = out + i * t->block_bytes;
         const float *x = values + i * t->block;
-        if (by && by->importance && e->weigh)
-            e->weigh(x, by->importance + (by->first + i * t->block) % by->width, block);
+        float weight[LONGEST_BLOCK];
+        if (by && by->importance && e->weigh &&
+            weights_of(by->importance + (by->first + i * t->block) % by->width, t->block, weight))
+            e->weigh(x, weight, block);
         else
             e->encode(x, block);
         if (overflows(e, block)) return too_large(fmt);
