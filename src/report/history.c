@@ -313,6 +313,16 @@ const tm_json *tm_history_fact(const tm_history *r, const char *path) {
     return node;
 }
 
+const char *tm_history_text(const tm_history *r, const char *path, const char *absent) {
+    const tm_json *n = tm_history_fact(r, path);
+    return n && n->type == TM_JSON_STRING ? n->text : absent;
+}
+
+const char *report_last_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
 double tm_history_number(const tm_history *r, const char *path, double absent) {
     const tm_json *n = tm_history_fact(r, path);
     return n && n->type == TM_JSON_NUMBER ? n->number : absent;

@@ -15,6 +15,8 @@ int64_t report_step(const tm_json *line);
 typedef tm_status (*report_line_fn)(void *ctx, const char *line, size_t n);
 tm_status report_lines(const char *path, uint64_t *at, report_line_fn fn, void *ctx);
 
+const char *report_last_name(const char *path); /* into path; all of it where it ends in a slash */
+
 /* run.json of r->dir into r->run, in place of what was there. */
 tm_status report_read_run(tm_history *r);
 

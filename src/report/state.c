@@ -8,11 +8,6 @@
 
 static const char OURS[] = "<!-- written by tidemill; without this line it stays as it is -->";
 
-static const char *text_of(const tm_history *r, const char *path, const char *absent) {
-    const tm_json *n = tm_history_fact(r, path);
-    return n && n->type == TM_JSON_STRING ? n->text : absent;
-}
-
 /* ---- trainer_state.json ------------------------------------------------------------------------------------------- */
 
 typedef struct history {
@@ -70,7 +65,8 @@ static void put_best(history *h) {
         tm_jw_field_str(&h->w, "best_model_checkpoint", NULL);
         return;
     }
-    snprintf(path, sizeof path, "%s/checkpoint-%lld", text_of(h->r, "config.output_dir", h->r->dir), (long long)best);
+    snprintf(path, sizeof path, "%s/checkpoint-%lld", tm_history_text(h->r, "config.output_dir", h->r->dir),
+             (long long)best);
     tm_jw_field_int(&h->w, "best_global_step", best);
     tm_jw_field_double(&h->w, "best_metric", tm_history_number(h->r, "best.loss", NAN));
     tm_jw_field_str(&h->w, "best_model_checkpoint", path);
@@ -154,9 +150,9 @@ static tm_status put_front(tm_buf *b, const tm_history *r) {
     bool adapter = tm_history_fact(r, "config.adapter") != NULL;
     TM_TRY(tm_buf_printf(b, "---\nlibrary_name: %s\npipeline_tag: text-generation\nbase_model: \"",
                          adapter ? "peft" : "transformers"));
-    TM_TRY(put_plain(b, text_of(r, "config.model", "")));
-    return tm_buf_printf(b, "\"\ntags:\n- tidemill\n- %s\n%s---\n\n%s\n\n", text_of(r, "config.objective.type", "sft"),
-                         adapter ? "- lora\n" : "", OURS);
+    TM_TRY(put_plain(b, tm_history_text(r, "config.model", "")));
+    return tm_buf_printf(b, "\"\ntags:\n- tidemill\n- %s\n%s---\n\n%s\n\n",
+                         tm_history_text(r, "config.objective.type", "sft"), adapter ? "- lora\n" : "", OURS);
 }
 
 static tm_status put_row(tm_buf *b, const char *what, const tm_history *r, const char *path) {
@@ -181,12 +177,11 @@ static tm_status put_card(tm_buf *b, const tm_history *r) {
     const tm_series *loss = tm_history_series(r, "loss"), *eval = tm_history_series(r, "eval/loss");
     TM_TRY(put_front(b, r));
     TM_TRY(tm_buf_printf(b, "# "));
-    const char *out = text_of(r, "config.output_dir", r->dir), *slash = strrchr(out, '/');
-    TM_TRY(put_plain(b, slash && slash[1] ? slash + 1 : out));
+    TM_TRY(put_plain(b, report_last_name(tm_history_text(r, "config.output_dir", r->dir))));
     TM_TRY(tm_buf_printf(b, "\n\nTrained from `"));
-    TM_TRY(put_plain(b, text_of(r, "config.model", "?")));
+    TM_TRY(put_plain(b, tm_history_text(r, "config.model", "?")));
     TM_TRY(tm_buf_printf(b, "` on `"));
-    TM_TRY(put_plain(b, text_of(r, "config.data.train", "several files")));
+    TM_TRY(put_plain(b, tm_history_text(r, "config.data.train", "several files")));
     TM_TRY(tm_buf_printf(b, "`, %lld steps, %llu tokens.\n\n", (long long)r->step, (unsigned long long)r->sums.tokens));
     if (loss) TM_TRY(tm_buf_printf(b, "Loss of the last step: %.4f.", loss->last.value));
     if (eval) TM_TRY(tm_buf_printf(b, " Loss of the last evaluation: %.4f.", eval->last.value));
