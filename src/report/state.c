@@ -126,15 +126,13 @@ tm_status tm_trainer_state_write(const char *dir, const char *output_dir, int64_
 
 /* ---- README.md ---------------------------------------------------------------------------------------------------- */
 
-static tm_status is_ours(const char *path, bool *ours) {
+static bool may_write(const char *path) {
     tm_buf text = {0};
-    *ours = true;
-    if (tm_path_absent(path)) return TM_OK;
-    *ours = false;
-    if (tm_file_slurp(path, 1 << 20, &text) == TM_OK) *ours = text.data && strstr(text.data, OURS);
+    if (tm_path_absent(path)) return true;
+    bool ours = tm_file_slurp(path, 1 << 20, &text) == TM_OK && text.data && strstr(text.data, OURS);
     tm_error_clear(); /* what cannot be read is not ours */
     tm_buf_free(&text);
-    return TM_OK;
+    return ours;
 }
 
 /* A line of YAML or Markdown is not left by what a name holds. */
@@ -192,11 +190,9 @@ static tm_status put_card(tm_buf *b, const tm_history *r) {
 
 tm_status tm_model_card_write(const char *dir, const tm_history *r) {
     char path[4200];
-    bool ours;
     tm_buf text = {0};
     snprintf(path, sizeof path, "%s/README.md", dir);
-    TM_TRY(is_ours(path, &ours));
-    if (!ours) return TM_OK;
+    if (!may_write(path)) return TM_OK;
     tm_status rc = put_card(&text, r);
     if (rc == TM_OK) rc = tm_file_write(path, text.data, text.len);
     tm_buf_free(&text);
