@@ -39,8 +39,8 @@ tm_status report_lines(const char *path, uint64_t *at, report_line_fn fn, void *
     tm_file *in;
     tm_status rc;
     TM_TRY(tm_file_open(&in, path));
-    uint64_t size = tm_file_size(in), begin = *at <= size ? *at : 0; /* shorter than it was: another run's, or cut */
-    for (uint64_t pos = begin; pos < size;) {
+    uint64_t size = tm_file_size(in), pos = *at <= size ? *at : 0; /* shorter than it was: another run's, or cut */
+    while (pos < size) {
         size_t n = tm_min_u64(CHUNK, size - pos);
         TM_GO(tm_buf_reserve(&l.rest, n + 1));
         TM_GO(tm_file_read_at(in, pos, l.rest.data + l.rest.len, n));
@@ -50,7 +50,7 @@ tm_status report_lines(const char *path, uint64_t *at, report_line_fn fn, void *
     }
     rc = TM_OK;
 done:
-    *at = size - l.rest.len;
+    *at = pos - l.rest.len;
     tm_buf_free(&l.rest);
     tm_file_close(in);
     return rc;
