@@ -1,6 +1,7 @@
 /* What a run left: lines of a log as sums and curves, the page, and the files that other programs read. */
 #include "io/file/file.h"
 #include "report/report.h"
+#include "tests/support/support.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -11,11 +12,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-#define OK(expr)                                                                                                       \
-    do {                                                                                                               \
-        if ((expr) != TM_OK) fail_msg("%s", tm_error_get()->text);                                                     \
-    } while (0)
 
 static char dir[64];
 
