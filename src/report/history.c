@@ -76,13 +76,26 @@ static bool is_counted(const char *key) {
     return tm_ends_with(key, "_bytes");
 }
 
+static bool makes_curve(const tm_json *n) {
+    return n->type == TM_JSON_NUMBER && n->key && !is_counted(n->key) && isfinite(n->number);
+}
+
+/* An evaluation's numbers are in its line twice, by HF Trainer's names as well ("eval_loss"), and some by those alone. */
+static const char *name_in_evaluation(const tm_json *line, const char *key) {
+    static const char hf[] = "eval_";
+    if (strncmp(key, hf, sizeof hf - 1) != 0) return key;
+    key += sizeof hf - 1;
+    return tm_json_get(line, key) ? NULL : key;
+}
+
 bool report_next_number(const tm_json *line, const tm_json **at, char name[TM_SERIES_NAME]) {
     bool evaluation = report_is_evaluation(line);
     if (!evaluation && tm_json_get(line, "event")) return false;
     for (*at = *at ? (*at)->next : line->child; *at; *at = (*at)->next) {
-        if ((*at)->type != TM_JSON_NUMBER || !(*at)->key || is_counted((*at)->key) || !isfinite((*at)->number))
-            continue;
-        snprintf(name, TM_SERIES_NAME, "%s%s", evaluation ? "eval/" : "", (*at)->key);
+        if (!makes_curve(*at)) continue;
+        const char *bare = evaluation ? name_in_evaluation(line, (*at)->key) : (*at)->key;
+        if (!bare) continue;
+        snprintf(name, TM_SERIES_NAME, "%s%s", evaluation ? REPORT_EVALUATION : "", bare);
         return true;
     }
     return false;
@@ -99,7 +112,7 @@ static tm_status series_of(tm_history *r, const char *name, tm_series **out) {
     if (!all) return tm_nomem((r->n_series + 1) * sizeof *all);
     r->series = all;
     tm_series *s = &all[r->n_series];
-    *s = (tm_series){.stride = 1, .of_evaluation = strncmp(name, "eval/", 5) == 0};
+    *s = (tm_series){.stride = 1, .of_evaluation = strncmp(name, REPORT_EVALUATION, strlen(REPORT_EVALUATION)) == 0};
     snprintf(s->name, sizeof s->name, "%s", name);
     s->point = tm_malloc(TM_SERIES_POINTS * sizeof *s->point);
     if (!s->point) return tm_nomem(TM_SERIES_POINTS * sizeof *s->point);

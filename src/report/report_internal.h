@@ -4,8 +4,9 @@
 
 #include "report/report.h"
 
-/* Numbers of a line that make a curve, one after the other; false: no more. *at: NULL before the first. `name` is the
- * curve's; an evaluation's begins with "eval/". */
+#define REPORT_EVALUATION "eval/"
+/* Numbers of a line that make a curve, one after the other, each once; false: no more. *at: NULL before the first. `name`
+ * is the curve's; an evaluation's begins with REPORT_EVALUATION. */
 bool report_next_number(const tm_json *line, const tm_json **at, char name[TM_SERIES_NAME]);
 bool report_is_evaluation(const tm_json *line);
 /* A line's "step"; 0: it has none. */

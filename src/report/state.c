@@ -27,10 +27,12 @@ static void put_epoch(history *h, int64_t step) {
 /* "loss" of a step as it is, "loss" of an evaluation as "eval_loss". */
 static void put_numbers(history *h, const tm_json *line) {
     char name[TM_SERIES_NAME], key[TM_SERIES_NAME + 8];
+    bool evaluation = report_is_evaluation(line);
     tm_jw_object(&h->w);
     put_epoch(h, report_step(line));
     for (const tm_json *at = NULL; report_next_number(line, &at, name);) {
-        snprintf(key, sizeof key, "%s%s", report_is_evaluation(line) ? "eval_" : "", at->key);
+        const char *bare = evaluation ? name + strlen(REPORT_EVALUATION) : name;
+        snprintf(key, sizeof key, "%s%s", evaluation ? "eval_" : "", bare);
         tm_jw_field_double(&h->w, key, at->number);
     }
     tm_jw_field_int(&h->w, "step", report_step(line));
