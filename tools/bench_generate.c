@@ -24,10 +24,6 @@ typedef struct bench {
     uint64_t weight_bytes, read_rate;
 } bench;
 
-static double seconds_since(uint64_t began) {
-    return (double)(tm_now_ns() - began) * 1e-9;
-}
-
 /* Ids that every vocabulary has; no two prompts begin alike, so that none is computed with another. */
 static void fill_prompt(int32_t *id, size_t n, uint32_t number) {
     for (size_t i = 0; i < n; i++) id[i] = (int32_t)(3 + (i * 7 + number * 11 + 1) % 200);
@@ -60,7 +56,7 @@ static tm_status measure_first(bench *b) {
         bool busy = true;
         TM_TRY(ask(b, (size_t)b->args->prompt, 1, i));
         while (busy) TM_TRY(tm_engine_step(b->engine, &busy));
-        double seconds = seconds_since(began);
+        double seconds = tm_seconds(tm_now_ns() - began);
         if (i == 0) b->cold_seconds = b->open_seconds + seconds;
         if (i == 1 || seconds < b->first_seconds) b->first_seconds = seconds;
     }
@@ -78,7 +74,7 @@ static tm_status measure_decoding(bench *b) {
         uint64_t began = tm_now_ns(), before = b->answered;
         TM_TRY(tm_engine_step(b->engine, &busy));
         if (!all) continue;
-        b->decode_seconds += seconds_since(began);
+        b->decode_seconds += tm_seconds(tm_now_ns() - began);
         b->decoded += b->answered - before;
     }
     return TM_OK;
@@ -100,7 +96,7 @@ static tm_status measure(bench *b) {
     uint64_t began = tm_now_ns();
     TM_TRY(count_weights(b));
     TM_TRY(tm_engine_open(&b->engine, &b->args->engine));
-    b->open_seconds = seconds_since(began);
+    b->open_seconds = tm_seconds(tm_now_ns() - began);
     TM_TRY(measure_first(b));
     TM_TRY(measure_decoding(b));
     bool room = !b->args->engine.tiers.host_budget; /* a budget is the engine's alone */

@@ -28,13 +28,6 @@ static const char *choices_of(const tm_config_key *k) {
     return NULL;
 }
 
-static const char *summary_of(const char *command) {
-    const tm_program *p = tm_program_running();
-    for (size_t i = 0; i < p->n_commands; i++)
-        if (strcmp(p->commands[i].name, command) == 0) return p->commands[i].help;
-    return "";
-}
-
 static void each_command(tm_cli_told *told, void *ctx) {
     const tm_program *p = tm_program_running();
     for (size_t i = 0; i < p->n_commands; i++) tm_cli_describe(&p->commands[i], p->commands[i].name, told, ctx);
@@ -180,7 +173,7 @@ static void fish(void) {
     puts("# fish completion of tidemill, made by `tidemill completion fish`");
     for (size_t i = 0; i < p->n_commands; i++) {
         printf("complete -c tidemill -n __fish_use_subcommand -f -a %s -d '", p->commands[i].name);
-        print_quoted(summary_of(p->commands[i].name), "");
+        print_quoted(p->commands[i].help, "");
         puts("'");
     }
     each_command(fish_case, NULL);

@@ -47,9 +47,7 @@ static void look(view *v) {
 }
 
 static const char *status_of(const view *v) {
-    const tm_json *status = tm_history_fact(v->r, "status");
-    if (v->r->ended) return "finished";
-    return status && status->type == TM_JSON_STRING ? status->text : "no run.json";
+    return v->r->ended ? "finished" : tm_history_text(v->r, "status", "no run.json");
 }
 
 static double last_of(const tm_history *r, const char *name) {

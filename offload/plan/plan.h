@@ -61,7 +61,8 @@ typedef struct tm_kind_traits {
     bool optimizer;     /* only the update needs it (offload_optimizer) */
 } tm_kind_traits;
 const tm_kind_traits *tm_kind_get(tm_kind kind);
-const char *tm_kind_name(tm_kind kind); /* "?" if it is none */
+const char *tm_kind_name(tm_kind kind);                  /* "?" if it is none */
+uint64_t tm_kinds_sum(const uint64_t by_kind[TM_KINDS]); /* over all kinds */
 
 /* Where frames lie. State and everything that pages are in the host's slab; a device's arena has its own addresses, and
  * so has memory that the ranks of a node share: temporaries of one interval, which only communication operations

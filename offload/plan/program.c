@@ -27,6 +27,12 @@ const char *tm_kind_name(tm_kind kind) {
     return kind < TM_KINDS ? kinds[kind].name : "?";
 }
 
+uint64_t tm_kinds_sum(const uint64_t by_kind[TM_KINDS]) {
+    uint64_t all = 0;
+    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
+    return all;
+}
+
 /* Whole I/O units, also for what is never paged: frames then meet at page boundaries. */
 static uint64_t frame_bytes(const tm_object *o) {
     return tm_round_up(o->bytes, TM_FRAME_ALIGN);

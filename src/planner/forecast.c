@@ -13,12 +13,6 @@ typedef struct forecast {
     run_forecast *out;
 } forecast;
 
-static uint64_t sum(const uint64_t *by_kind) {
-    uint64_t all = 0;
-    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
-    return all;
-}
-
 static bool divides(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
@@ -67,7 +61,7 @@ static tm_status add_plan(const forecast *f, double times, const tm_plan *plan) 
     TM_TRY(tm_simulate(
         &r, plan,
         &(tm_sim_opts){.machine = f->rates->machine, .cost = f->rates->cost, .ctx = f->rates->ctx, .runs = 1}));
-    add(f, times, r.seconds, sum(info->read_bytes), sum(info->write_bytes));
+    add(f, times, r.seconds, tm_kinds_sum(info->read_bytes), tm_kinds_sum(info->write_bytes));
     tm_sim_free(&r);
     return TM_OK;
 }
@@ -77,7 +71,7 @@ static tm_status add_steps(const forecast *f) {
     const run_plans *plans = f->rates->plans;
     const tm_plan_info *info = tm_plan_get_info(plans->step);
     double steps = (double)f->out->steps, first = plans->folded ? fmin(f->out->looks, steps) : 0;
-    add(f, steps - first, f->rates->step_seconds, sum(info->read_bytes), sum(info->write_bytes));
+    add(f, steps - first, f->rates->step_seconds, tm_kinds_sum(info->read_bytes), tm_kinds_sum(info->write_bytes));
     TM_TRY(add_plan(f, first, plans->first));
     return add_plan(f, first, plans->drain);
 }

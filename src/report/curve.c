@@ -38,13 +38,13 @@ static bool mean_of_cell(const tm_point *p, uint32_t n, uint32_t cell, uint32_t 
 }
 
 tm_status tm_curve_line(tm_buf *out, const tm_point *p, uint32_t n, uint32_t columns) {
-    double mean[TM_CURVE_COLUMNS];
+    double mean;
     tm_point cell[TM_CURVE_COLUMNS];
     uint32_t cells = columns < TM_CURVE_COLUMNS ? columns : TM_CURVE_COLUMNS, used = 0;
     if (n == 0 || cells == 0) return TM_OK;
     if (n < cells) cells = n;
     for (uint32_t i = 0; i < cells; i++)
-        if (mean_of_cell(p, n, i, cells, &mean[i])) cell[used++] = (tm_point){i, mean[i]};
+        if (mean_of_cell(p, n, i, cells, &mean)) cell[used++] = (tm_point){i, mean};
     extent e = extent_of(cell, used);
     for (uint32_t i = 0; i < used; i++) TM_TRY(put_block(out, 1 + (unsigned)(7 * share_of(e, cell[i].value) + 0.5)));
     return TM_OK;

@@ -39,8 +39,8 @@ tm_status report_lines(const char *path, uint64_t *at, report_line_fn fn, void *
     tm_file *in;
     tm_status rc;
     TM_TRY(tm_file_open(&in, path));
-    uint64_t size = tm_file_size(in), begin = *at <= size ? *at : 0; /* shorter than it was: another run's, or cut */
-    for (uint64_t pos = begin; pos < size;) {
+    uint64_t size = tm_file_size(in), pos = *at <= size ? *at : 0; /* shorter than it was: another run's, or cut */
+    while (pos < size) {
         size_t n = tm_min_u64(CHUNK, size - pos);
         TM_GO(tm_buf_reserve(&l.rest, n + 1));
         TM_GO(tm_file_read_at(in, pos, l.rest.data + l.rest.len, n));
@@ -50,7 +50,7 @@ tm_status report_lines(const char *path, uint64_t *at, report_line_fn fn, void *
     }
     rc = TM_OK;
 done:
-    *at = size - l.rest.len;
+    *at = pos - l.rest.len;
     tm_buf_free(&l.rest);
     tm_file_close(in);
     return rc;
@@ -76,13 +76,26 @@ static bool is_counted(const char *key) {
     return tm_ends_with(key, "_bytes");
 }
 
+static bool makes_curve(const tm_json *n) {
+    return n->type == TM_JSON_NUMBER && n->key && !is_counted(n->key) && isfinite(n->number);
+}
+
+/* An evaluation's numbers are in its line twice, by HF Trainer's names as well ("eval_loss"), and some by those alone. */
+static const char *name_in_evaluation(const tm_json *line, const char *key) {
+    static const char hf[] = "eval_";
+    if (strncmp(key, hf, sizeof hf - 1) != 0) return key;
+    key += sizeof hf - 1;
+    return tm_json_get(line, key) ? NULL : key;
+}
+
 bool report_next_number(const tm_json *line, const tm_json **at, char name[TM_SERIES_NAME]) {
     bool evaluation = report_is_evaluation(line);
     if (!evaluation && tm_json_get(line, "event")) return false;
     for (*at = *at ? (*at)->next : line->child; *at; *at = (*at)->next) {
-        if ((*at)->type != TM_JSON_NUMBER || !(*at)->key || is_counted((*at)->key) || !isfinite((*at)->number))
-            continue;
-        snprintf(name, TM_SERIES_NAME, "%s%s", evaluation ? "eval/" : "", (*at)->key);
+        if (!makes_curve(*at)) continue;
+        const char *bare = evaluation ? name_in_evaluation(line, (*at)->key) : (*at)->key;
+        if (!bare) continue;
+        snprintf(name, TM_SERIES_NAME, "%s%s", evaluation ? REPORT_EVALUATION : "", bare);
         return true;
     }
     return false;
@@ -99,7 +112,7 @@ static tm_status series_of(tm_history *r, const char *name, tm_series **out) {
     if (!all) return tm_nomem((r->n_series + 1) * sizeof *all);
     r->series = all;
     tm_series *s = &all[r->n_series];
-    *s = (tm_series){.stride = 1, .of_evaluation = strncmp(name, "eval/", 5) == 0};
+    *s = (tm_series){.stride = 1, .of_evaluation = strncmp(name, REPORT_EVALUATION, strlen(REPORT_EVALUATION)) == 0};
     snprintf(s->name, sizeof s->name, "%s", name);
     s->point = tm_malloc(TM_SERIES_POINTS * sizeof *s->point);
     if (!s->point) return tm_nomem(TM_SERIES_POINTS * sizeof *s->point);
@@ -311,6 +324,16 @@ const tm_json *tm_history_fact(const tm_history *r, const char *path) {
         path += n;
     }
     return node;
+}
+
+const char *tm_history_text(const tm_history *r, const char *path, const char *absent) {
+    const tm_json *n = tm_history_fact(r, path);
+    return n && n->type == TM_JSON_STRING ? n->text : absent;
+}
+
+const char *report_last_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
 }
 
 double tm_history_number(const tm_history *r, const char *path, double absent) {

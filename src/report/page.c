@@ -29,16 +29,6 @@ static tm_status put_between(tm_buf *b, const char *open, const char *text, cons
     return tm_buf_append(b, close, strlen(close));
 }
 
-static const char *text_of(const tm_history *r, const char *path, const char *absent) {
-    const tm_json *n = tm_history_fact(r, path);
-    return n && n->type == TM_JSON_STRING ? n->text : absent;
-}
-
-static const char *last_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash && slash[1] ? slash + 1 : path;
-}
-
 static const char *in_seconds(double s, char *buf, size_t cap) {
     if (s < 60)
         snprintf(buf, cap, "%.3g s", s);
@@ -54,9 +44,9 @@ static const char *in_bytes(double n, char *buf, size_t cap) {
 /* ---- what it was -------------------------------------------------------------------------------------------------- */
 
 static const char *method_of(const tm_history *r, char *buf, size_t cap) {
-    const char *type = text_of(r, "config.adapter.type", NULL);
+    const char *type = tm_history_text(r, "config.adapter.type", NULL);
     double rank = tm_history_number(r, "config.adapter.r", 0);
-    const char *base = text_of(r, "config.quantization.type", NULL);
+    const char *base = tm_history_text(r, "config.quantization.type", NULL);
     if (!tm_history_fact(r, "config.adapter"))
         snprintf(buf, cap, "full");
     else
@@ -106,14 +96,15 @@ static tm_status put_facts(tm_buf *b, const tm_history *r) {
 static tm_status put_head(tm_buf *b, const tm_history *const *runs, uint32_t n) {
     char method[96];
     const tm_history *r = runs[0];
-    const char *model = text_of(r, "config.model", NULL), *data = text_of(r, "config.data.train", NULL);
+    const char *model = tm_history_text(r, "config.model", NULL), *data = tm_history_text(r, "config.data.train", NULL);
     if (n > 1) return tm_buf_printf(b, "<h1>%u runs beside each other</h1>\n", n);
-    TM_TRY(put_between(b, "<h1>", model ? last_name(model) : last_name(r->dir), "</h1>\n<p class=\"soft\">"));
+    TM_TRY(put_between(b, "<h1>", model ? report_last_name(model) : report_last_name(r->dir),
+                       "</h1>\n<p class=\"soft\">"));
     TM_TRY(put_between(b, "", method_of(r, method, sizeof method), ""));
-    TM_TRY(put_between(b, ", ", text_of(r, "config.objective.type", "sft"), ""));
-    TM_TRY(put_between(b, ", ", text_of(r, "config.precision", ""), ""));
-    if (data) TM_TRY(put_between(b, ", on ", last_name(data), ""));
-    const char *status = r->ended ? "finished" : text_of(r, "status", "of a run whose run.json is gone");
+    TM_TRY(put_between(b, ", ", tm_history_text(r, "config.objective.type", "sft"), ""));
+    TM_TRY(put_between(b, ", ", tm_history_text(r, "config.precision", ""), ""));
+    if (data) TM_TRY(put_between(b, ", on ", report_last_name(data), ""));
+    const char *status = r->ended ? "finished" : tm_history_text(r, "status", "of a run whose run.json is gone");
     TM_TRY(put_between(b, ". ", status, ".</p>\n"));
     if (r->ended && *r->state_hash)
         TM_TRY(put_between(b, "<p class=\"soft\">state hash <code>", r->state_hash, "</code></p>\n"));
@@ -202,7 +193,8 @@ static tm_status put_beside(tm_buf *b, const tm_history *const *runs, uint32_t n
 /* ---- how to use it ------------------------------------------------------------------------------------------------ */
 
 static tm_status put_commands(tm_buf *b, const tm_history *r) {
-    const char *base = text_of(r, "config.model", "MODEL"), *out = text_of(r, "config.output_dir", r->dir);
+    const char *base = tm_history_text(r, "config.model", "MODEL"),
+               *out = tm_history_text(r, "config.output_dir", r->dir);
     tm_buf text = {0};
     tm_status rc;
     if (tm_history_fact(r, "config.adapter"))
@@ -241,8 +233,8 @@ static tm_status put_warnings(tm_buf *b, const tm_history *r) {
 }
 
 static tm_status put_versions(tm_buf *b, const tm_history *r) {
-    TM_TRY(put_between(b, "<h2>What computed it</h2>\n<p>tidemill ", text_of(r, "version", "?"), ""));
-    TM_TRY(put_between(b, ", <code>", text_of(r, "numerics", "?"), "</code></p>\n"));
+    TM_TRY(put_between(b, "<h2>What computed it</h2>\n<p>tidemill ", tm_history_text(r, "version", "?"), ""));
+    TM_TRY(put_between(b, ", <code>", tm_history_text(r, "numerics", "?"), "</code></p>\n"));
     const tm_json *config = tm_history_fact(r, "config");
     if (!config) return TM_OK;
     tm_buf text = {0};
@@ -289,7 +281,7 @@ static tm_status put_data(tm_buf *b, const tm_history *const *runs, uint32_t n) 
     tm_jw_array(&w);
     for (uint32_t i = 0; rc == TM_OK && i < n; i++) {
         tm_jw_object(&w);
-        tm_jw_field_str(&w, "name", last_name(runs[i]->dir));
+        tm_jw_field_str(&w, "name", report_last_name(runs[i]->dir));
         tm_jw_field_object(&w, "series");
         for (uint32_t k = 0; k < runs[i]->n_series; k++) put_series(&w, &runs[i]->series[k], room);
         tm_jw_object_end(&w);
@@ -330,7 +322,7 @@ static tm_status put_one(tm_buf *b, const tm_history *r) {
 tm_status tm_report_page(tm_buf *b, const tm_history *const *runs, uint32_t n) {
     TM_TRY(tm_buf_printf(b, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
                             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"));
-    TM_TRY(put_between(b, "<title>", n == 1 ? last_name(runs[0]->dir) : "runs", " - tidemill</title>\n<style>"));
+    TM_TRY(put_between(b, "<title>", n == 1 ? report_last_name(runs[0]->dir) : "runs", " - tidemill</title>\n<style>"));
     TM_TRY(tm_buf_append(b, report_css, strlen(report_css)));
     TM_TRY(tm_buf_printf(b, "</style></head>\n<body><main>\n"));
     TM_TRY(put_head(b, runs, n));

@@ -76,6 +76,7 @@ const tm_series *tm_history_series(const tm_history *r, const char *name); /* NU
 /* Of run.json: "config.model", "planned.seconds"; NULL: not there. */
 const tm_json *tm_history_fact(const tm_history *r, const char *path);
 double tm_history_number(const tm_history *r, const char *path, double absent);
+const char *tm_history_text(const tm_history *r, const char *path, const char *absent);
 /* How many points of a curve are to be drawn, the pending ones with them, into `to` [TM_SERIES_POINTS + 2]. */
 uint32_t tm_series_points(const tm_series *s, tm_point *to);
 

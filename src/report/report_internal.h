@@ -4,8 +4,9 @@
 
 #include "report/report.h"
 
-/* Numbers of a line that make a curve, one after the other; false: no more. *at: NULL before the first. `name` is the
- * curve's; an evaluation's begins with "eval/". */
+#define REPORT_EVALUATION "eval/"
+/* Numbers of a line that make a curve, one after the other, each once; false: no more. *at: NULL before the first. `name`
+ * is the curve's; an evaluation's begins with REPORT_EVALUATION. */
 bool report_next_number(const tm_json *line, const tm_json **at, char name[TM_SERIES_NAME]);
 bool report_is_evaluation(const tm_json *line);
 /* A line's "step"; 0: it has none. */
@@ -14,6 +15,8 @@ int64_t report_step(const tm_json *line);
 /* Lines of a file from byte `*at` on; `fn` gets each whole one, without its end. A last one that is not ended stays. */
 typedef tm_status (*report_line_fn)(void *ctx, const char *line, size_t n);
 tm_status report_lines(const char *path, uint64_t *at, report_line_fn fn, void *ctx);
+
+const char *report_last_name(const char *path); /* into path; all of it where it ends in a slash */
 
 /* run.json of r->dir into r->run, in place of what was there. */
 tm_status report_read_run(tm_history *r);

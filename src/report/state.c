@@ -8,11 +8,6 @@
 
 static const char OURS[] = "<!-- written by tidemill; without this line it stays as it is -->";
 
-static const char *text_of(const tm_history *r, const char *path, const char *absent) {
-    const tm_json *n = tm_history_fact(r, path);
-    return n && n->type == TM_JSON_STRING ? n->text : absent;
-}
-
 /* ---- trainer_state.json ------------------------------------------------------------------------------------------- */
 
 typedef struct history {
@@ -32,10 +27,12 @@ static void put_epoch(history *h, int64_t step) {
 /* "loss" of a step as it is, "loss" of an evaluation as "eval_loss". */
 static void put_numbers(history *h, const tm_json *line) {
     char name[TM_SERIES_NAME], key[TM_SERIES_NAME + 8];
+    bool evaluation = report_is_evaluation(line);
     tm_jw_object(&h->w);
     put_epoch(h, report_step(line));
     for (const tm_json *at = NULL; report_next_number(line, &at, name);) {
-        snprintf(key, sizeof key, "%s%s", report_is_evaluation(line) ? "eval_" : "", at->key);
+        const char *bare = evaluation ? name + strlen(REPORT_EVALUATION) : name;
+        snprintf(key, sizeof key, "%s%s", evaluation ? "eval_" : "", bare);
         tm_jw_field_double(&h->w, key, at->number);
     }
     tm_jw_field_int(&h->w, "step", report_step(line));
@@ -70,7 +67,8 @@ static void put_best(history *h) {
         tm_jw_field_str(&h->w, "best_model_checkpoint", NULL);
         return;
     }
-    snprintf(path, sizeof path, "%s/checkpoint-%lld", text_of(h->r, "config.output_dir", h->r->dir), (long long)best);
+    snprintf(path, sizeof path, "%s/checkpoint-%lld", tm_history_text(h->r, "config.output_dir", h->r->dir),
+             (long long)best);
     tm_jw_field_int(&h->w, "best_global_step", best);
     tm_jw_field_double(&h->w, "best_metric", tm_history_number(h->r, "best.loss", NAN));
     tm_jw_field_str(&h->w, "best_model_checkpoint", path);
@@ -130,15 +128,13 @@ tm_status tm_trainer_state_write(const char *dir, const char *output_dir, int64_
 
 /* ---- README.md ---------------------------------------------------------------------------------------------------- */
 
-static tm_status is_ours(const char *path, bool *ours) {
+static bool may_write(const char *path) {
     tm_buf text = {0};
-    *ours = true;
-    if (tm_path_absent(path)) return TM_OK;
-    *ours = false;
-    if (tm_file_slurp(path, 1 << 20, &text) == TM_OK) *ours = text.data && strstr(text.data, OURS);
+    if (tm_path_absent(path)) return true;
+    bool ours = tm_file_slurp(path, 1 << 20, &text) == TM_OK && text.data && strstr(text.data, OURS);
     tm_error_clear(); /* what cannot be read is not ours */
     tm_buf_free(&text);
-    return TM_OK;
+    return ours;
 }
 
 /* A line of YAML or Markdown is not left by what a name holds. */
@@ -154,9 +150,9 @@ static tm_status put_front(tm_buf *b, const tm_history *r) {
     bool adapter = tm_history_fact(r, "config.adapter") != NULL;
     TM_TRY(tm_buf_printf(b, "---\nlibrary_name: %s\npipeline_tag: text-generation\nbase_model: \"",
                          adapter ? "peft" : "transformers"));
-    TM_TRY(put_plain(b, text_of(r, "config.model", "")));
-    return tm_buf_printf(b, "\"\ntags:\n- tidemill\n- %s\n%s---\n\n%s\n\n", text_of(r, "config.objective.type", "sft"),
-                         adapter ? "- lora\n" : "", OURS);
+    TM_TRY(put_plain(b, tm_history_text(r, "config.model", "")));
+    return tm_buf_printf(b, "\"\ntags:\n- tidemill\n- %s\n%s---\n\n%s\n\n",
+                         tm_history_text(r, "config.objective.type", "sft"), adapter ? "- lora\n" : "", OURS);
 }
 
 static tm_status put_row(tm_buf *b, const char *what, const tm_history *r, const char *path) {
@@ -181,12 +177,11 @@ static tm_status put_card(tm_buf *b, const tm_history *r) {
     const tm_series *loss = tm_history_series(r, "loss"), *eval = tm_history_series(r, "eval/loss");
     TM_TRY(put_front(b, r));
     TM_TRY(tm_buf_printf(b, "# "));
-    const char *out = text_of(r, "config.output_dir", r->dir), *slash = strrchr(out, '/');
-    TM_TRY(put_plain(b, slash && slash[1] ? slash + 1 : out));
+    TM_TRY(put_plain(b, report_last_name(tm_history_text(r, "config.output_dir", r->dir))));
     TM_TRY(tm_buf_printf(b, "\n\nTrained from `"));
-    TM_TRY(put_plain(b, text_of(r, "config.model", "?")));
+    TM_TRY(put_plain(b, tm_history_text(r, "config.model", "?")));
     TM_TRY(tm_buf_printf(b, "` on `"));
-    TM_TRY(put_plain(b, text_of(r, "config.data.train", "several files")));
+    TM_TRY(put_plain(b, tm_history_text(r, "config.data.train", "several files")));
     TM_TRY(tm_buf_printf(b, "`, %lld steps, %llu tokens.\n\n", (long long)r->step, (unsigned long long)r->sums.tokens));
     if (loss) TM_TRY(tm_buf_printf(b, "Loss of the last step: %.4f.", loss->last.value));
     if (eval) TM_TRY(tm_buf_printf(b, " Loss of the last evaluation: %.4f.", eval->last.value));
@@ -197,11 +192,9 @@ static tm_status put_card(tm_buf *b, const tm_history *r) {
 
 tm_status tm_model_card_write(const char *dir, const tm_history *r) {
     char path[4200];
-    bool ours;
     tm_buf text = {0};
     snprintf(path, sizeof path, "%s/README.md", dir);
-    TM_TRY(is_ours(path, &ours));
-    if (!ours) return TM_OK;
+    if (!may_write(path)) return TM_OK;
     tm_status rc = put_card(&text, r);
     if (rc == TM_OK) rc = tm_file_write(path, text.data, text.len);
     tm_buf_free(&text);

@@ -19,7 +19,7 @@ typedef struct serve_names {
 } serve_names;
 
 typedef struct serve_usage {
-    uint64_t prompt_tokens, shared_tokens, completion_tokens;
+    uint64_t prompt_tokens, completion_tokens;
 } serve_usage;
 
 typedef struct serve_answer serve_answer;

@@ -15,7 +15,6 @@ typedef struct serve_loop_opts {
     const tm_tokenizer *tokenizer;
     int64_t created;
     unsigned grace_s; /* after a signal, for what is running */
-    uint64_t requests_done;
 } serve_loop_opts;
 /* Until a signal asks to stop, or the engine fails: then everything that was taken is answered with an error. */
 tm_status serve_loop(const serve_loop_opts *opts) TM_MUST_USE;

@@ -1,7 +1,7 @@
 /* queue: requests on their way from the thread of HTTP to the thread that owns the engine, and their answers back.
  *
  *   thread of HTTP                                     main thread
- *   serve_job_new, serve_queue_put  -- waiting -->     serve_queue_take
+ *   serve_queue_put  -- waiting -->                    serve_queue_take
  *   serve_job_status, _read  <-- bytes of the answer   serve_job_say
  *   serve_job_wait: woken when there are more
  *   serve_job_leave (the client may have gone) -->     serve_job_is_gone

@@ -4,6 +4,7 @@
 #include "serve/loop_internal.h"
 #include "session/text.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,17 +33,17 @@ typedef struct server {
 
 /* ---- names ------------------------------------------------------------------------------------------------------------- */
 
-/* The last part of a path, without ".gguf". */
+/* As it was said, or the last part of the path, without ".gguf". */
 static void name_base(server *s) {
-    const char *path = s->a->name ? s->a->name : s->a->engine.model;
+    const char *path = s->a->engine.model;
     size_t n = strlen(path), from;
-    while (!s->a->name && n > 1 && path[n - 1] == '/') n--;
-    if (!s->a->name && n > 5 && memcmp(path + n - 5, ".gguf", 5) == 0) n -= 5;
-    for (from = n; !s->a->name && from > 0 && path[from - 1] != '/';) from--;
-    if (s->a->name) from = 0;
-    n = (size_t)tm_min_u64(n - from, sizeof s->name - 1);
-    memcpy(s->name, path + from, n);
-    s->name[n] = 0;
+    while (n > 1 && path[n - 1] == '/') n--;
+    if (n > 5 && memcmp(path + n - 5, ".gguf", 5) == 0) n -= 5;
+    for (from = n; from > 0 && path[from - 1] != '/';) from--;
+    if (s->a->name)
+        (void)snprintf(s->name, sizeof s->name, "%s", s->a->name);
+    else
+        (void)snprintf(s->name, sizeof s->name, "%.*s", (int)(n - from), path + from);
 }
 
 static tm_status name_models(server *s) {

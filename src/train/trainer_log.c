@@ -5,15 +5,9 @@
 #include <math.h>
 #include <stdio.h>
 
-static uint64_t sum(const uint64_t *by_kind) {
-    uint64_t all = 0;
-    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
-    return all;
-}
-
 static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
-    tm_jw_field_uint(w, "read_bytes", sum(run->read_bytes));
-    tm_jw_field_uint(w, "write_bytes", sum(run->write_bytes));
+    tm_jw_field_uint(w, "read_bytes", tm_kinds_sum(run->read_bytes));
+    tm_jw_field_uint(w, "write_bytes", tm_kinds_sum(run->write_bytes));
     tm_jw_field_object(w, "bytes_by_kind");
     for (int k = 0; k < TM_KINDS; k++) {
         if (run->read_bytes[k] + run->write_bytes[k] == 0) continue;
@@ -31,8 +25,8 @@ static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
         tm_jw_field_uint(w, "planned_d2h_bytes", plan->copy_bytes[TM_DEVICE_OUT]);
         tm_jw_field_double(w, "copy_seconds", tm_seconds(run->copy_ns));
     }
-    tm_jw_field_uint(w, "planned_read_bytes", sum(plan->read_bytes));
-    tm_jw_field_uint(w, "planned_write_bytes", sum(plan->write_bytes));
+    tm_jw_field_uint(w, "planned_read_bytes", tm_kinds_sum(plan->read_bytes));
+    tm_jw_field_uint(w, "planned_write_bytes", tm_kinds_sum(plan->write_bytes));
 }
 
 /* What this rank sent in the step, and every rank's memory. */
@@ -105,7 +99,7 @@ tm_status trainer_log_step(trainer *t, const step_line *line, const tm_run_stats
     }
     tm_status rc = trainer_line_end(t, &w, &out);
     trainer_mark_log(t);
-    trainer_show_step(t, line, sum(run->read_bytes) + sum(run->write_bytes));
+    trainer_show_step(t, line, tm_kinds_sum(run->read_bytes) + tm_kinds_sum(run->write_bytes));
     return rc;
 }
 

@@ -12,12 +12,6 @@ static double since(uint64_t ns) {
 
 /* ---- what it will take --------------------------------------------------------------------------------------- */
 
-static uint64_t sum(const uint64_t *by_kind) {
-    uint64_t all = 0;
-    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
-    return all;
-}
-
 /* To the offload paths, by their stores: the import, steps and commits; beside that the models that were saved. */
 static uint64_t written_to_paths(const trainer *t) {
     uint64_t all = 0;
@@ -174,7 +168,8 @@ void trainer_show_no_more(trainer *t) {
 /* What each path had to take, and its share of what the steps write. */
 static void say_wear(const trainer *t) {
     const tm_store *store = t->job->tiers.store;
-    uint64_t all = written_to_paths(t), step = t->plans.step ? sum(tm_plan_get_info(t->plans.step)->write_bytes) : 0;
+    uint64_t all = written_to_paths(t),
+             step = t->plans.step ? tm_kinds_sum(tm_plan_get_info(t->plans.step)->write_bytes) : 0;
     const char *path;
     for (unsigned i = 0; all > 0 && (path = tm_store_path(store, i)); i++) {
         double written = (double)tm_store_written(store, i);
@@ -207,7 +202,7 @@ void trainer_summary(trainer *t) {
            " steps in %.1f s, peak memory %s, read %.3f GB, wrote %.3f GB (import and commits included) "
            "and %.3f GB of models; model in %s",
            t->step - t->life.start_step, since(t->life.start_ns),
-           tm_format_size(job_host_peak(t->job), peak, sizeof peak), (double)sum(s.read_bytes) * 1e-9,
+           tm_format_size(job_host_peak(t->job), peak, sizeof peak), (double)tm_kinds_sum(s.read_bytes) * 1e-9,
            (double)written_to_paths(t) * 1e-9, (double)t->job->progress.exported_bytes * 1e-9, t->s.cfg->output_dir);
     say_wear(t);
     say_beside(t);

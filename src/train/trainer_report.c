@@ -8,20 +8,14 @@
 #include <stdio.h>
 #include <string.h>
 
-static uint64_t sum(const uint64_t *by_kind) {
-    uint64_t all = 0;
-    for (int k = 0; k < TM_KINDS; k++) all += by_kind[k];
-    return all;
-}
-
 static void describe_planned(const trainer *t, tm_json_writer *w) {
     const tm_plan_info *plan = tm_plan_get_info(t->plans.step);
     tm_jw_field_object(w, "planned");
     tm_jw_field_double(w, "seconds_per_step", trainer_watch_seconds(t));
     tm_jw_field_uint(w, "host_peak_bytes", job_planned_peak(t->job));
     tm_jw_field_uint(w, "device_peak_bytes", t->job->account.needs.device);
-    tm_jw_field_uint(w, "read_bytes_per_step", sum(plan->read_bytes));
-    tm_jw_field_uint(w, "write_bytes_per_step", sum(plan->write_bytes));
+    tm_jw_field_uint(w, "read_bytes_per_step", tm_kinds_sum(plan->read_bytes));
+    tm_jw_field_uint(w, "write_bytes_per_step", tm_kinds_sum(plan->write_bytes));
     tm_jw_object_end(w);
 }
 

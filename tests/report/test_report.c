@@ -1,6 +1,7 @@
 /* What a run left: lines of a log as sums and curves, the page, and the files that other programs read. */
 #include "io/file/file.h"
 #include "report/report.h"
+#include "tests/support/support.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -11,11 +12,6 @@
 #include <unistd.h>
 
 #include <cmocka.h>
-
-#define OK(expr)                                                                                                       \
-    do {                                                                                                               \
-        if ((expr) != TM_OK) fail_msg("%s", tm_error_get()->text);                                                     \
-    } while (0)
 
 static char dir[64];
 
@@ -74,7 +70,11 @@ static void write_log(int steps) {
     assert_non_null(f);
     for (int i = 1; i <= steps; i++) {
         put_step(f, i, loss_at(i));
-        if (i % 100 == 0) fprintf(f, "{\"event\": \"eval\", \"step\": %d, \"loss\": 1.5, \"perplexity\": 4.5}\n", i);
+        if (i % 100 == 0)
+            fprintf(f,
+                    "{\"event\": \"eval\", \"step\": %d, \"loss\": 1.5, \"perplexity\": 4.5, \"eval_loss\": 1.5, "
+                    "\"eval_perplexity\": 4.5, \"eval_bits_per_byte\": 0.5}\n",
+                    i);
         if (i % 50 == 0)
             fprintf(f, "{\"event\": \"commit\", \"step\": %d, \"commit_write_bytes\": 7, \"seconds\": 0.5}\n", i);
     }
@@ -103,6 +103,8 @@ static void test_sums(void **state) {
     assert_int_equal(tm_history_series(r, "loss")->n, 200);
     assert_int_equal(tm_history_series(r, "eval/loss")->n, 2);
     assert_true(tm_history_series(r, "eval/loss")->of_evaluation);
+    assert_null(tm_history_series(r, "eval/eval_loss")); /* twice in the line, one curve */
+    assert_non_null(tm_history_series(r, "eval/bits_per_byte"));
     tm_history_close(r);
 }
 
@@ -226,6 +228,8 @@ static void test_trainer_state(void **state) {
     while (eval && !tm_json_get(eval, "eval_loss")) eval = eval->next;
     assert_non_null(eval);
     assert_true(tm_json_get(eval, "eval_loss")->number == 1.5 && tm_json_get(eval, "step")->integer == 100);
+    assert_null(tm_json_get(eval, "eval_eval_loss"));
+    assert_true(tm_json_get(eval, "eval_bits_per_byte")->number == 0.5);
     tm_json_free(doc);
 }
 
@@ -332,9 +336,10 @@ static char *only_file(void) {
 
 static void test_events(void **state) {
     (void)state;
-    static const char *const lines[] = {
-        "{\"step\": 1, \"loss\": 2.5, \"tokens\": 9}", "{\"event\": \"commit\", \"step\": 1, \"seconds\": 3}",
-        "{\"step\": 300, \"loss\": 1.25, \"kl\": 0.5}", "{\"event\": \"eval\", \"step\": 300, \"loss\": 0.75}"};
+    static const char *const lines[] = {"{\"step\": 1, \"loss\": 2.5, \"tokens\": 9}",
+                                        "{\"event\": \"commit\", \"step\": 1, \"seconds\": 3}",
+                                        "{\"step\": 300, \"loss\": 1.25, \"kl\": 0.5}",
+                                        "{\"event\": \"eval\", \"step\": 300, \"loss\": 0.75, \"eval_loss\": 0.75}"};
     static const scalar want[] = {
         {1, "train/loss", 2.5F}, {300, "train/loss", 1.25F}, {300, "train/kl", 0.5F}, {300, "eval/loss", 0.75F}};
     scalar got[16];

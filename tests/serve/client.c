@@ -195,6 +195,23 @@ reply ask(const server *s, const char *method, const char *path, const char *bod
     return r;
 }
 
+int dial_begun(const server *s, const char *path, const char *body, int seconds) {
+    int fd = dial(s);
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    put_request(fd, "POST", path, "", body);
+    assert_int_equal(poll(&p, 1, seconds * 1000), 1);
+    return fd;
+}
+
+void server_signal_in_stream(const server *s, int fd) {
+    assert_int_equal(kill(s->pid, SIGTERM), 0);
+    reply r = get_reply(fd);
+    assert_true(r.whole);
+    assert_non_null(strstr(r.body, "[DONE]"));
+    reply_free(&r);
+    (void)close(fd);
+}
+
 void reply_free(reply *r) {
     TM_FREE_ALL(r->head, r->body);
     *r = (reply){0};

@@ -41,6 +41,10 @@ void put(int fd, const char *bytes, size_t n); /* what cannot be sent any more i
 void put_request(int fd, const char *method, const char *path, const char *more_headers, const char *body);
 reply get_reply(int fd); /* of one request; the connection stays open */
 reply ask(const server *s, const char *method, const char *path, const char *body);
+/* A request on a connection of its own, whose answer has begun within `seconds`. */
+int dial_begun(const server *s, const char *path, const char *body, int seconds);
+/* SIGTERM comes while a stream is sent to `fd`: it goes on to its end. Closes `fd`. */
+void server_signal_in_stream(const server *s, int fd);
 void reply_free(reply *r);
 unsigned count_of(const char *text, const char *word);
 

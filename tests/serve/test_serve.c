@@ -4,7 +4,6 @@
 #include "tests/train/run.h"
 
 #include <math.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/socket.h>
@@ -199,16 +198,8 @@ static void what_runs_may_end_after_a_signal(void **state) {
     (void)state;
     const char *model = make_model(run_dir());
     server s = start(model, NULL, NULL);
-    int fd = dial(&s);
-    put_request(fd, "POST", CHAT, "", MESSAGES ",\"max_tokens\":200,\"stream\":true,\"ignore_eos\":true}");
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    assert_int_equal(poll(&p, 1, 60000), 1);
-    assert_int_equal(kill(s.pid, SIGTERM), 0);
-    reply r = get_reply(fd);
-    assert_true(r.whole);
-    assert_non_null(strstr(r.body, "[DONE]"));
-    reply_free(&r);
-    (void)close(fd);
+    int fd = dial_begun(&s, CHAT, MESSAGES ",\"max_tokens\":200,\"stream\":true,\"ignore_eos\":true}", 60);
+    server_signal_in_stream(&s, fd);
     server_stop(&s, 0, 0);
 }
 

@@ -345,16 +345,8 @@ static void what_runs_may_end(void **state) {
     const char *env[] = {"FAKE_STEP_MS=20", NULL};
     (void)state;
     server s = start("2", env);
-    int fd = dial(&s), idle = dial(&s);
-    put_request(fd, "POST", CHAT, "", HI ",\"max_tokens\":40,\"stream\":true}");
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    assert_int_equal(poll(&p, 1, 20000), 1);
-    assert_int_equal(kill(s.pid, SIGTERM), 0);
-    reply r = get_reply(fd);
-    assert_true(r.whole);
-    assert_non_null(strstr(r.body, "[DONE]"));
-    reply_free(&r);
-    (void)close(fd);
+    int idle = dial(&s), fd = dial_begun(&s, CHAT, HI ",\"max_tokens\":40,\"stream\":true}", 20);
+    server_signal_in_stream(&s, fd);
     (void)close(idle);
     server_stop(&s, 0, 0);
     assert_int_equal(dial(&s), -1);
@@ -364,10 +356,7 @@ static void what_does_not_end_is_broken_off(void **state) {
     const char *env[] = {"FAKE_STEP_MS=20", NULL};
     (void)state;
     server s = start("1", env);
-    int stream = dial(&s), body = dial(&s);
-    put_request(stream, "POST", CHAT, "", HI ",\"max_tokens\":490,\"stream\":true}");
-    struct pollfd p = {.fd = stream, .events = POLLIN};
-    assert_int_equal(poll(&p, 1, 20000), 1);
+    int stream = dial_begun(&s, CHAT, HI ",\"max_tokens\":490,\"stream\":true}", 20), body = dial(&s);
     put_request(body, "POST", CHAT, "", HI ",\"max_tokens\":490}");
     for (int i = 0; i < 200; i++) { /* both are there */
         reply r = ask(&s, "GET", "/health", NULL);
