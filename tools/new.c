@@ -51,13 +51,12 @@ static int unknown_template(const char *name) {
 
 /* ---- questions ------------------------------------------------------------------------------------------------------ */
 
-/* A line from the terminal, or what is taken without one; NULL: the input ended. */
-static const char *ask(const char *question, const char *otherwise) {
-    static char lines[8][4096];
-    static unsigned n;
-    char *line = lines[n++ % TM_COUNT(lines)];
+enum { LINE_BYTES = 4096 };
+
+/* A line from the terminal into `line`, or what is taken without one; NULL: the input ended. */
+static const char *ask(char line[LINE_BYTES], const char *question, const char *otherwise) {
     fprintf(stderr, "%s%s%s%s ", question, otherwise ? " [" : "", otherwise ? otherwise : "", otherwise ? "]" : "");
-    if (!fgets(line, sizeof lines[0], stdin)) return NULL;
+    if (!fgets(line, LINE_BYTES, stdin)) return NULL;
     line[strcspn(line, "\r\n")] = 0;
     return *line || !otherwise ? line : otherwise;
 }
@@ -88,22 +87,25 @@ static bool data_are_there(const char *data) {
 
 /* What no option said, as often as it takes. False: the input ended. */
 static bool ask_all(answers *a) {
+    static char model[LINE_BYTES], data[LINE_BYTES], method[LINE_BYTES], where[LINE_BYTES];
     while (!a->model || !*a->model)
-        if (!(a->model = ask("model: a folder, a .gguf file, or OWNER/NAME in your cache?", NULL)))
+        if (!(a->model = ask(model, "model: a folder, a .gguf file, or OWNER/NAME in your cache?", NULL)))
             return false;
         else if (!model_is_there(a->model))
             a->model = NULL;
     while (!a->data || !*a->data)
-        if (!(a->data = ask("data: a file or folder (JSONL, JSON, CSV, text)?", NULL)))
+        if (!(a->data = ask(data, "data: a file or folder (JSONL, JSON, CSV, text)?", NULL)))
             return false;
         else if (!data_are_there(a->data))
             a->data = NULL;
     while (!a->method)
-        if (!(a->method = ask("method: full, lora, dora, qlora, dpo, simpo, orpo, kto, pretrain, ranks, gpu?", "lora")))
+        if (!(a->method =
+                  ask(method, "method: full, lora, dora, qlora, dpo, simpo, orpo, kto, pretrain, ranks, gpu?", "lora")))
             return false;
         else if (!is_template(a->method))
             a->method = NULL;
-    if (!a->where) a->where = ask("where: the folder for the result, and for what memory has no room for?", "out");
+    if (!a->where)
+        a->where = ask(where, "where: the folder for the result, and for what memory has no room for?", "out");
     return a->where != NULL;
 }
 
