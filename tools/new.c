@@ -5,7 +5,6 @@
 #include "tools/tools.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -123,13 +122,14 @@ static int take_answers(answers *a) {
 
 /* ---- the text ------------------------------------------------------------------------------------------------------- */
 
-/* `"key": "..."` of the line gets another value. */
-static tm_status put_line(tm_buf *out, const char *line, const char *key, const char *value) {
+/* The line with another value where it has `"key": "..."`; else it is not *done. */
+static tm_status put_line(tm_buf *out, const char *line, const char *key, const char *value, bool *done) {
     char name[64];
     tm_json_writer w;
     snprintf(name, sizeof name, "\"%s\": \"", key);
     const char *at = strstr(line, name), *end = at ? strchr(at + strlen(name), '"') : NULL;
-    if (!end) return tm_buf_printf(out, "%s\n", line);
+    *done = end != NULL;
+    if (!end) return TM_OK;
     TM_TRY(tm_buf_printf(out, "%.*s", (int)(at - line) + (int)strlen(name) - 1, line));
     tm_jw_init(&w, out, 0);
     tm_jw_str(&w, value);
@@ -137,30 +137,18 @@ static tm_status put_line(tm_buf *out, const char *line, const char *key, const 
     return tm_buf_printf(out, "%s\n", end + 1);
 }
 
-static const char *size_text(uint64_t bytes, char buf[32]) {
-    if (bytes % TM_MIB)
-        snprintf(buf, 32, "%" PRIu64, bytes);
-    else
-        snprintf(buf, 32, "%" PRIu64 "MiB", bytes / TM_MIB);
-    return buf;
-}
-
 /* `notes`: comment lines above the first brace. */
 static tm_status make_text(const answers *a, uint64_t budget, const char *notes, tm_buf *out) {
-    char size[32];
-    size_text(budget, size);
+    char size[TM_TABLE_SIZE_BYTES];
+    const char *const put[][2] = {{"model", a->model},
+                                  {"output_dir", a->where},
+                                  {"train", a->data},
+                                  {"host_budget", tm_table_size(budget, size)}};
     for (const char *const *line = find_template(a->method); *line; line++) {
-        const char *value = strstr(*line, "\"model\": \"")         ? a->model
-                            : strstr(*line, "\"output_dir\": \"")  ? a->where
-                            : strstr(*line, "\"train\": \"")       ? a->data
-                            : strstr(*line, "\"host_budget\": \"") ? size
-                                                                   : NULL;
-        const char *key = value == a->model   ? "model"
-                          : value == a->where ? "output_dir"
-                          : value == a->data  ? "train"
-                                              : "host_budget";
+        bool done = false;
         if (!strcmp(*line, "{")) TM_TRY(tm_buf_printf(out, "%s", notes));
-        TM_TRY(value ? put_line(out, *line, key, value) : tm_buf_printf(out, "%s\n", *line));
+        for (size_t i = 0; i < TM_COUNT(put) && !done; i++) TM_TRY(put_line(out, *line, put[i][0], put[i][1], &done));
+        if (!done) TM_TRY(tm_buf_printf(out, "%s\n", *line));
     }
     return TM_OK;
 }
