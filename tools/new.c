@@ -207,10 +207,14 @@ static tm_status make(const answers *a, const char *draft) {
 
 static int run(const answers *a) {
     char draft[4096];
+    if (tm_ends_with(a->output, ".yaml") || tm_ends_with(a->output, ".yml")) /* train would read it as YAML */
+        return tm_cli_wrong("new", "%s: what is written is JSON; name it .json", a->output);
     if (!tm_path_absent(a->output))
         return tm_cli_wrong("new", "%s is there already; name another file with --output", a->output);
     if (snprintf(draft, sizeof draft, "%s.draft", a->output) >= (int)sizeof draft)
         return tm_cli_wrong("new", "--output is a path of %zu bytes", strlen(a->output));
+    if (!tm_path_absent(draft)) /* it would be written over, and removed */
+        return tm_cli_wrong("new", "%s is in the way of a draft; move it, or name another file with --output", draft);
     tm_status rc = make(a, draft);
     (void)unlink(draft);
     return rc == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();
