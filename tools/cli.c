@@ -145,9 +145,9 @@ static int take_key(const tm_cli *cli, int argc, char **argv, int *at) {
     if (!assignment) {
         tm_buf_free(&text);
         if (rc != TM_EINPUT) return tm_cmd_fail();
-        rc = tm_cli_wrong(argv[0], "%s", tm_error_get()->text);
+        int status = tm_cli_wrong(argv[0], "%s", tm_error_get()->text);
         tm_error_clear();
-        return (int)rc;
+        return status;
     }
     if (cli->keys->count == cli->keys->cap)
         return tm_cli_wrong(argv[0], "more than %zu keys; write a configuration file", cli->keys->cap);
