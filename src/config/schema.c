@@ -397,7 +397,7 @@ const schema_row schema_rows[] = {
          FILLED(TEXT, metric_for_best), SHOWN(tracked), WRITTEN(metric), FREE_WITHOUT_BEST),
     OURS("greater_is_better", T_BOOL | T_NULL,
          "of that metric; default: not where its name ends in loss, perplexity or bits_per_byte",
-         RESOLVED(BOOL, greater_is_better), SHOWN(nonzero), FREE_WITHOUT_BEST),
+         RESOLVED(BOOL, greater_is_better), SHOWN(greater), FREE_WITHOUT_BEST),
     OURS("early_stopping_patience", T_INT | T_NULL,
          "the run ends once so many evaluations in a row are no better than the best before; 0: it does not", RANGE(0, 1 << 30),
          FILLED(INT, early_stopping_patience), SHOWN(nonzero), FREE_WITHOUT_BEST),
