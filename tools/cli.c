@@ -142,12 +142,13 @@ static int take_key(const tm_cli *cli, int argc, char **argv, int *at) {
     tm_status rc = tm_config_option(argc, (const char *const *)argv, at, &text, &is_key);
     if (rc == TM_OK && !is_key) return unknown_option(cli, argv[0], argv[*at]);
     const char *assignment = rc == TM_OK ? keep(&text) : NULL;
-    if (!assignment) {
+    if (rc == TM_OK && !assignment) rc = tm_nomem(sizeof(made));
+    if (rc != TM_OK) {
         tm_buf_free(&text);
         if (rc != TM_EINPUT) return tm_cmd_fail();
-        rc = tm_cli_wrong(argv[0], "%s", tm_error_get()->text);
+        int status = tm_cli_wrong(argv[0], "%s", tm_error_get()->text);
         tm_error_clear();
-        return (int)rc;
+        return status;
     }
     if (cli->keys->count == cli->keys->cap)
         return tm_cli_wrong(argv[0], "more than %zu keys; write a configuration file", cli->keys->cap);

@@ -122,8 +122,7 @@ static void check_memlock(report *r) {
     doctor_add(
         r, "locked memory", unlimited || limit.rlim_cur >= TM_GIB ? GOOD : WARN,
         "buffers may not be registered with the kernel, which costs some speed; raise it with 'ulimit -l unlimited' or "
-        "a "
-        "memlock line in /etc/security/limits.conf",
+        "a memlock line in /etc/security/limits.conf",
         "%s", unlimited ? "unlimited" : tm_format_size(limit.rlim_cur, size, sizeof size));
     doctor_fix(
         r,

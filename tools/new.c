@@ -5,7 +5,6 @@
 #include "tools/tools.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -51,13 +50,12 @@ static int unknown_template(const char *name) {
 
 /* ---- questions ------------------------------------------------------------------------------------------------------ */
 
-/* A line from the terminal, or what is taken without one; NULL: the input ended. */
-static const char *ask(const char *question, const char *otherwise) {
-    static char lines[8][4096];
-    static unsigned n;
-    char *line = lines[n++ % TM_COUNT(lines)];
+enum { LINE_BYTES = 4096 };
+
+/* A line from the terminal into `line`, or what is taken without one; NULL: the input ended. */
+static const char *ask(char line[LINE_BYTES], const char *question, const char *otherwise) {
     fprintf(stderr, "%s%s%s%s ", question, otherwise ? " [" : "", otherwise ? otherwise : "", otherwise ? "]" : "");
-    if (!fgets(line, sizeof lines[0], stdin)) return NULL;
+    if (!fgets(line, LINE_BYTES, stdin)) return NULL;
     line[strcspn(line, "\r\n")] = 0;
     return *line || !otherwise ? line : otherwise;
 }
@@ -88,22 +86,25 @@ static bool data_are_there(const char *data) {
 
 /* What no option said, as often as it takes. False: the input ended. */
 static bool ask_all(answers *a) {
+    static char model[LINE_BYTES], data[LINE_BYTES], method[LINE_BYTES], where[LINE_BYTES];
     while (!a->model || !*a->model)
-        if (!(a->model = ask("model: a folder, a .gguf file, or OWNER/NAME in your cache?", NULL)))
+        if (!(a->model = ask(model, "model: a folder, a .gguf file, or OWNER/NAME in your cache?", NULL)))
             return false;
         else if (!model_is_there(a->model))
             a->model = NULL;
     while (!a->data || !*a->data)
-        if (!(a->data = ask("data: a file or folder (JSONL, JSON, CSV, text)?", NULL)))
+        if (!(a->data = ask(data, "data: a file or folder (JSONL, JSON, CSV, text)?", NULL)))
             return false;
         else if (!data_are_there(a->data))
             a->data = NULL;
     while (!a->method)
-        if (!(a->method = ask("method: full, lora, dora, qlora, dpo, simpo, orpo, kto, pretrain, ranks, gpu?", "lora")))
+        if (!(a->method =
+                  ask(method, "method: full, lora, dora, qlora, dpo, simpo, orpo, kto, pretrain, ranks, gpu?", "lora")))
             return false;
         else if (!is_template(a->method))
             a->method = NULL;
-    if (!a->where) a->where = ask("where: the folder for the result, and for what memory has no room for?", "out");
+    if (!a->where)
+        a->where = ask(where, "where: the folder for the result, and for what memory has no room for?", "out");
     return a->where != NULL;
 }
 
@@ -121,13 +122,14 @@ static int take_answers(answers *a) {
 
 /* ---- the text ------------------------------------------------------------------------------------------------------- */
 
-/* `"key": "..."` of the line gets another value. */
-static tm_status put_line(tm_buf *out, const char *line, const char *key, const char *value) {
+/* The line with another value where it has `"key": "..."`; else it is not *done. */
+static tm_status put_line(tm_buf *out, const char *line, const char *key, const char *value, bool *done) {
     char name[64];
     tm_json_writer w;
     snprintf(name, sizeof name, "\"%s\": \"", key);
     const char *at = strstr(line, name), *end = at ? strchr(at + strlen(name), '"') : NULL;
-    if (!end) return tm_buf_printf(out, "%s\n", line);
+    *done = end != NULL;
+    if (!end) return TM_OK;
     TM_TRY(tm_buf_printf(out, "%.*s", (int)(at - line) + (int)strlen(name) - 1, line));
     tm_jw_init(&w, out, 0);
     tm_jw_str(&w, value);
@@ -135,30 +137,18 @@ static tm_status put_line(tm_buf *out, const char *line, const char *key, const 
     return tm_buf_printf(out, "%s\n", end + 1);
 }
 
-static const char *size_text(uint64_t bytes, char buf[32]) {
-    if (bytes % TM_MIB)
-        snprintf(buf, 32, "%" PRIu64, bytes);
-    else
-        snprintf(buf, 32, "%" PRIu64 "MiB", bytes / TM_MIB);
-    return buf;
-}
-
 /* `notes`: comment lines above the first brace. */
 static tm_status make_text(const answers *a, uint64_t budget, const char *notes, tm_buf *out) {
-    char size[32];
-    size_text(budget, size);
+    char size[TM_TABLE_SIZE_BYTES];
+    const char *const put[][2] = {{"model", a->model},
+                                  {"output_dir", a->where},
+                                  {"train", a->data},
+                                  {"host_budget", tm_table_size(budget, size)}};
     for (const char *const *line = find_template(a->method); *line; line++) {
-        const char *value = strstr(*line, "\"model\": \"")         ? a->model
-                            : strstr(*line, "\"output_dir\": \"")  ? a->where
-                            : strstr(*line, "\"train\": \"")       ? a->data
-                            : strstr(*line, "\"host_budget\": \"") ? size
-                                                                   : NULL;
-        const char *key = value == a->model   ? "model"
-                          : value == a->where ? "output_dir"
-                          : value == a->data  ? "train"
-                                              : "host_budget";
+        bool done = false;
         if (!strcmp(*line, "{")) TM_TRY(tm_buf_printf(out, "%s", notes));
-        TM_TRY(value ? put_line(out, *line, key, value) : tm_buf_printf(out, "%s\n", *line));
+        for (size_t i = 0; i < TM_COUNT(put) && !done; i++) TM_TRY(put_line(out, *line, put[i][0], put[i][1], &done));
+        if (!done) TM_TRY(tm_buf_printf(out, "%s\n", *line));
     }
     return TM_OK;
 }
@@ -217,10 +207,14 @@ static tm_status make(const answers *a, const char *draft) {
 
 static int run(const answers *a) {
     char draft[4096];
+    if (tm_ends_with(a->output, ".yaml") || tm_ends_with(a->output, ".yml")) /* train would read it as YAML */
+        return tm_cli_wrong("new", "%s: what is written is JSON; name it .json", a->output);
     if (!tm_path_absent(a->output))
         return tm_cli_wrong("new", "%s is there already; name another file with --output", a->output);
     if (snprintf(draft, sizeof draft, "%s.draft", a->output) >= (int)sizeof draft)
         return tm_cli_wrong("new", "--output is a path of %zu bytes", strlen(a->output));
+    if (!tm_path_absent(draft)) /* it would be written over, and removed */
+        return tm_cli_wrong("new", "%s is in the way of a draft; move it, or name another file with --output", draft);
     tm_status rc = make(a, draft);
     (void)unlink(draft);
     return rc == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();

@@ -375,8 +375,7 @@ int tm_cmd_plan(int argc, char **argv) {
                  "data.seq_len. "
                  "The first time it times the model's operations on this machine for a few seconds and remembers them. "
                  "Exit 2: it cannot fit, with the smallest change that fits. Without a configuration: what each method "
-                 "would "
-                 "take of memory, seconds and disk.",
+                 "would take of memory, seconds and disk.",
         .example = "tidemill plan --model DIR\n"
                    "tidemill plan --model DIR --method lora,qlora --chart memory.svg\n"
                    "tidemill plan config.json --set memory.host_budget=1GiB\n"

@@ -43,10 +43,22 @@ static void mark(char grid[HEIGHT][WIDTH + 1], double x, double y, char letter) 
     *at = *at == ' ' || *at == letter ? letter : '+'; /* several */
 }
 
+/* A letter of its name that no row before it has. */
+static void choose_letters(const tm_table *t, char letter[TM_TABLE_METHODS]) {
+    bool taken[256] = {false};
+    for (unsigned i = 0; i < t->n; i++) {
+        const char *c = tm_table_name(&t->row[i]);
+        while (*c && taken[(unsigned char)*c]) c++;
+        letter[i] = *c ? *c : '?';
+        taken[(unsigned char)letter[i]] = true;
+    }
+}
+
 void tm_chart_print(const tm_table *t) {
-    char grid[HEIGHT][WIDTH + 1], a[32], b[32];
+    char grid[HEIGHT][WIDTH + 1], letter[TM_TABLE_METHODS], a[32], b[32];
     scale memory, seconds;
     scales(t, &memory, &seconds);
+    choose_letters(t, letter);
     for (int y = 0; y < HEIGHT; y++) {
         memset(grid[y], ' ', WIDTH);
         grid[y][WIDTH] = 0;
@@ -54,7 +66,7 @@ void tm_chart_print(const tm_table *t) {
     for (unsigned i = 0; i < t->n; i++)
         for (unsigned k = 0; k < t->row[i].n; k++)
             mark(grid, place(&memory, (double)t->row[i].cell[k].budget),
-                 place(&seconds, fmax(t->row[i].cell[k].seconds, 1e-6)), tm_table_name(&t->row[i])[0]);
+                 place(&seconds, fmax(t->row[i].cell[k].seconds, 1e-6)), letter[i]);
     printf("\n  s/step\n");
     for (int y = 0; y < HEIGHT; y++) {
         if (y == 0 || y == HEIGHT - 1)
@@ -68,7 +80,7 @@ void tm_chart_print(const tm_table *t) {
            tm_format_size((uint64_t)exp2(memory.to), b, sizeof b));
     printf("%12s", "");
     for (unsigned i = 0; i < t->n; i++)
-        if (t->row[i].n) printf("%c %s  ", tm_table_name(&t->row[i])[0], tm_table_name(&t->row[i]));
+        if (t->row[i].n) printf("%c %s  ", letter[i], tm_table_name(&t->row[i]));
     printf("+ several\n");
 }
 

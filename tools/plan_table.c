@@ -11,6 +11,14 @@ const char *tm_table_name(const tm_table_row *row) {
     return row->method ? row->method->name : "as said";
 }
 
+const char *tm_table_size(uint64_t bytes, char buf[TM_TABLE_SIZE_BYTES]) {
+    if (bytes % TM_MIB)
+        snprintf(buf, TM_TABLE_SIZE_BYTES, "%" PRIu64, bytes);
+    else
+        snprintf(buf, TM_TABLE_SIZE_BYTES, "%" PRIu64 "MiB", bytes / TM_MIB);
+    return buf;
+}
+
 bool tm_plan_says_method(const char *const *set, size_t n) {
     static const char *const keys[] = {"tuner_type", "train_type",   "finetuning_type", "adapter", "lora_",
                                        "objective",  "rlhf_type",    "stage",           "freeze_", "quant",
@@ -176,9 +184,9 @@ static void print_next(const tm_table *t, const tm_plan_args *args) {
         if (t->row[k].n && t->row[k].method && !strcmp(t->row[k].method->name, "lora")) i = k;
     if (i == t->n || !t->row[i].method) return;
     const tm_table_row *row = &t->row[i];
-    uint64_t budget = row->cell[tm_table_best(row)].budget, mib = budget / TM_MIB;
-    printf("next: tidemill new --model %s --data FILE --method %s --budget ", model_of(args), row->method->name);
-    printf(budget % TM_MIB ? "%" PRIu64 "\n" : "%" PRIu64 "MiB\n", budget % TM_MIB ? budget : mib);
+    char size[TM_TABLE_SIZE_BYTES];
+    printf("next: tidemill new --model %s --data FILE --method %s --budget %s\n", model_of(args), row->method->name,
+           tm_table_size(row->cell[tm_table_best(row)].budget, size));
 }
 
 static tm_status print_table_json(const tm_table *t) {

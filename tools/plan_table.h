@@ -25,6 +25,9 @@ typedef struct tm_table {
     uint64_t memory; /* of this machine, or of the hardware file's: what a budget may be */
 } tm_table;
 
+enum { TM_TABLE_SIZE_BYTES = 32 };
+/* A budget to the byte, as a configuration and --budget take it. */
+const char *tm_table_size(uint64_t bytes, char buf[TM_TABLE_SIZE_BYTES]);
 const char *tm_table_name(const tm_table_row *row);
 /* Plans all of it and prints; `methods`: names with commas, or NULL; `chart`: an SVG file to write, or NULL. The exit status. */
 int tm_plan_show_table(const tm_plan_args *args, const char *methods, const char *chart, bool json);

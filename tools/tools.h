@@ -155,7 +155,7 @@ TM_MUST_USE int tm_cli_config(const char *command, const char **option, const ch
 /* A model by its name on a hub becomes where it lies in the user's caches (tm_hub_find); once a process for each. NULL
  * stays. */
 const char *tm_cmd_model(const char *name);
-/* Shows `c` being called as `name` without its being done: `told` gets its options (describe.c). A command that has no options
+/* Shows `c` being called as `name` without its being done: `told` gets its options. A command that has no options
  * of its own but others below it (bench) tells of each of these. */
 typedef void tm_cli_told(void *ctx, const char *name, const tm_cli *cli);
 void tm_cli_describe(const tm_command *c, const char *name, tm_cli_told *told, void *ctx);

@@ -240,7 +240,7 @@ void tm_buf_free(tm_buf *b);
 
 /* ---- numbers, clock, random ------------------------------------------------------------------------------------ */
 
-/* "3GiB", "512 MiB", "2GB" (decimal), "1048576". TM_EINPUT on anything else or on overflow. */
+/* "3GiB", "512 MiB", "3G" (as "3GiB"), "2GB" (decimal), "1048576". TM_EINPUT on anything else or on overflow. */
 tm_status tm_parse_size(const char *text, uint64_t *bytes) TM_MUST_USE;
 /* "1.50 GiB" into buf; returns buf. */
 const char *tm_format_size(uint64_t bytes, char *buf, size_t cap);

@@ -45,7 +45,7 @@ static bool is_truth(const char *word) {
 
 /* A key that takes no file leaves it to the command. */
 static bool is_configuration(const char *word) {
-    return tm_ends_with(word, ".json") || tm_ends_with(word, ".yaml") || tm_ends_with(word, ".yml");
+    return tm_ends_with(word, ".json") || cfg_is_yaml(word);
 }
 
 /* true or false, or nothing behind it for true. */
@@ -64,7 +64,7 @@ static bool takes(const schema_row *row, const char *word, size_t taken) {
     if (is_switch(row)) return is_truth(word) || !strcmp(word, "auto") || !strcmp(word, "None") || *word == '{';
     if (row->types & T_PAIR && taken) return is_number(word);
     if (row->types & (T_LIST | T_ANY) && !(row->types & T_STR)) return !is_configuration(word);
-    if (row->types & T_FILES && taken) return !tm_ends_with(word, ".yaml") && !tm_ends_with(word, ".yml");
+    if (row->types & T_FILES && taken) return !cfg_is_yaml(word);
     return true;
 }
 

@@ -180,6 +180,12 @@ static bool falls(const char *metric) {
     return tm_ends_with(metric, "loss") || tm_ends_with(metric, "perplexity") || tm_ends_with(metric, "bits_per_byte");
 }
 
+/* True is said as it always was; false where it is not what the name says. */
+bool shown_greater(const tm_config *c, const schema_row *row) {
+    (void)row;
+    return c->greater_is_better || !falls(c->metric_for_best);
+}
+
 /* HF Trainer takes names with "eval_" in front and without. */
 static void resolve_metric(cfg_state *s) {
     tm_config *c = &s->cfg->pub;

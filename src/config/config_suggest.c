@@ -199,19 +199,23 @@ static const struct hint {
     {"mask_prompt", "answers alone are learned; \"data.train_on_inputs\" learns all"},
 };
 
-const char *tm_config_hint(const char *key) {
+/* `keys`: separated by blanks. */
+static bool is_among(const char *keys, const char *key) {
     size_t n = strlen(key);
+    for (const char *at = keys; *at; at += strcspn(at, " "), at += *at == ' ')
+        if (strcspn(at, " ") == n && !strncasecmp(at, key, n)) return true;
+    return false;
+}
+
+const char *tm_config_hint(const char *key) {
     for (size_t i = 0; i < TM_COUNT(hints); i++)
-        for (const char *at = hints[i].keys; *at; at += strcspn(at, " "), at += *at == ' ')
-            if (strcspn(at, " ") == n && !strncasecmp(at, key, n)) return hints[i].says;
+        if (is_among(hints[i].keys, key)) return hints[i].says;
     return NULL;
 }
 
 static const char *by_other_name(const char *key) {
-    size_t n = strlen(key);
     for (size_t i = 0; i < TM_COUNT(others); i++)
-        for (const char *at = others[i].keys; *at; at += strcspn(at, " "), at += *at == ' ')
-            if (strcspn(at, " ") == n && !strncasecmp(at, key, n)) return others[i].row;
+        if (is_among(others[i].keys, key)) return others[i].row;
     return NULL;
 }
 

@@ -69,6 +69,7 @@
 #define THREADS "rows are tokenised by all threads"
 #define PADDING "rows are filled up to the longest of their micro-batch; no result depends on it"
 #define TILED "attention is always tiled"
+#define REPORT_TO "report_to tensorboard writes its event files"
 #define NO_MONITOR "no such monitor; log.jsonl has every step"
 
 // clang-format off
@@ -396,7 +397,7 @@ const schema_row schema_rows[] = {
          FILLED(TEXT, metric_for_best), SHOWN(tracked), WRITTEN(metric), FREE_WITHOUT_BEST),
     OURS("greater_is_better", T_BOOL | T_NULL,
          "of that metric; default: not where its name ends in loss, perplexity or bits_per_byte",
-         RESOLVED(BOOL, greater_is_better), SHOWN(nonzero), FREE_WITHOUT_BEST),
+         RESOLVED(BOOL, greater_is_better), SHOWN(greater), FREE_WITHOUT_BEST),
     OURS("early_stopping_patience", T_INT | T_NULL,
          "the run ends once so many evaluations in a row are no better than the best before; 0: it does not", RANGE(0, 1 << 30),
          FILLED(INT, early_stopping_patience), SHOWN(nonzero), FREE_WITHOUT_BEST),
@@ -783,7 +784,7 @@ const schema_row schema_rows[] = {
     IGNORED("flops_profiler", "`tidemill train --profile` shows it"),
     AMONG_RANKS("comms_logger", "`tidemill train --profile` and wait_seconds in log.jsonl show it"),
     AMONG_RANKS("comms_config", "`tidemill train --profile` and wait_seconds in log.jsonl show it"),
-    IGNORED("tensorboard", NO_MONITOR), IGNORED("csv_monitor", NO_MONITOR), IGNORED("wandb", NO_MONITOR),
+    IGNORED("tensorboard", REPORT_TO), IGNORED("csv_monitor", NO_MONITOR), IGNORED("wandb", NO_MONITOR),
     IGNORED("comet", NO_MONITOR), IGNORED("monitor_config", NO_MONITOR),
     IGNORED("timers", "wait_seconds in log.jsonl has them"),
     IGNORED("checkpoint", "checkpoints do not depend on ranks"),
@@ -857,7 +858,7 @@ const schema_row schema_rows[] = {
     IGNORED("model_type", READ_FROM_MODEL), IGNORED("tokenizer_type", READ_FROM_MODEL), IGNORED("is_llama_derived_model", READ_FROM_MODEL),
     IGNORED("trust_remote_code", "no code of a model's is run"), IGNORED("use_hf", "nothing is downloaded"),
     IGNORED("use_fast_tokenizer", "there is one"), IGNORED("tokenizer_use_fast", "there is one"),
-    IGNORED("low_cpu_mem_usage", "weights are read as they are needed"),
+    IGNORED("gptq", READ_FROM_MODEL), IGNORED("low_cpu_mem_usage", "weights are read as they are needed"),
     IGNORED("dataset_prepared_path", PREPARED), IGNORED("overwrite_cache", PREPARED), IGNORED("load_from_cache_file", PREPARED),
     IGNORED("lazy_tokenize", PREPARED), IGNORED("streaming", "data are read once, and their ids lie in memory or output_dir"),
     IGNORED("preprocessing_num_workers", THREADS), IGNORED("dataset_processes", THREADS), IGNORED("dataloader_prefetch_factor", THREADS),
@@ -876,11 +877,11 @@ const schema_row schema_rows[] = {
     IGNORED("lora_o_kernel", PYTORCH), IGNORED("torch_compile", PYTORCH), IGNORED("lora_on_cpu", "the budget decides"),
     IGNORED("upcast_layernorm", "norms are computed in fp32"), IGNORED("upcast_lmhead_output", "losses are computed in fp32"),
     IGNORED("resize_token_embeddings_to_32x", "sizes of the model stay"), IGNORED("use_cache", "training keeps no cache"),
-    IGNORED("plot_loss", NO_MONITOR), IGNORED("include_num_input_tokens_seen", "log.jsonl has the tokens of every step"),
+    IGNORED("plot_loss", "report.html has the curve"), IGNORED("include_num_input_tokens_seen", "log.jsonl has the tokens of every step"),
     IGNORED("wandb_project", NO_MONITOR), IGNORED("wandb_entity", NO_MONITOR), IGNORED("wandb_watch", NO_MONITOR),
     IGNORED("wandb_name", NO_MONITOR), IGNORED("wandb_run_id", NO_MONITOR), IGNORED("wandb_log_model", NO_MONITOR),
     IGNORED("use_swanlab", NO_MONITOR), IGNORED("swanlab_project", NO_MONITOR), IGNORED("mlflow_tracking_uri", NO_MONITOR),
-    IGNORED("use_tensorboard", NO_MONITOR), IGNORED("project", NO_MONITOR), IGNORED("trackio_space_id", NO_MONITOR),
+    IGNORED("use_tensorboard", REPORT_TO), IGNORED("project", NO_MONITOR), IGNORED("trackio_space_id", NO_MONITOR),
     IGNORED("hub_model_id", "nothing leaves this machine"), IGNORED("hub_strategy", "nothing leaves this machine"),
     IGNORED("hub_private_repo", "nothing leaves this machine"),
     IGNORED("add_version", "output_dir is used as it is given"), IGNORED("create_checkpoint_symlink", "checkpoints are folders"),
@@ -915,7 +916,7 @@ const schema_row schema_rows[] = {
     LATER("use_galore", "GaLore"), LATER("use_apollo", "APOLLO"), LATER("use_badam", "BAdam"), LATER("use_adam_mini", "Adam-mini"),
     LATER("use_muon", "Muon"), LATER("use_llama_pro", "LLaMA Pro"), LATER("use_oft", "OFT"), LATER("lisa_activated_layers", "LISA"),
     LATER("noisy_embedding_alpha", "NEFTune"), LATER("neftune_alpha", "NEFTune"), LATER("relora", "ReLoRA"), LATER("relora_steps", "ReLoRA"),
-    LATER("curriculum_sampling", "curricula"), LATER("gptq", "a GPTQ base"), LATER("loftq_init", "LoftQ"),
+    LATER("curriculum_sampling", "curricula"), LATER("loftq_init", "LoftQ"),
     LATER("max_prompt_length", "a bound of prompts alone; data.seq_len bounds rows"), LATER("sequence_parallel_degree", "sequence parallelism"),
     LATER("context_parallel_size", "sequence parallelism"),
     /* ---- not in this version, or never --------------------------------------------------------------------------- */

@@ -162,6 +162,8 @@ static const row rows[] = {
     {"\"val_dataset\": \"e.jsonl\", \"load_best_model_at_end\": true, \"greater_is_better\": true, \"save_steps\": 10,"
      " \"eval_steps\": 5",
      {"\"load_best_model_at_end\":true", "\"greater_is_better\":true"}},
+    {"\"val_dataset\": \"e.jsonl\", \"metric_for_best_model\": \"token_accuracy\", \"greater_is_better\": false",
+     {"\"metric_for_best_model\":\"token_accuracy\"", "\"greater_is_better\":false"}},
     {"\"save_strategy\": \"no\", \"wall_clock_breakdown\": true",
      {"\"save_steps\":0", "\"wall_clock_breakdown\":true"}},
 };

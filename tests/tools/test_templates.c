@@ -76,6 +76,12 @@ static const words_row refused[] = {
      {"lora.json is there already; name another file with --output"},
      NULL,
      1},
+    {"echo mine >lora.json.draft; $T new --model $M --data $D; s=$?; cat lora.json.draft; exit $s",
+     2,
+     {"lora.json.draft is in the way of a draft", "mine\n"},
+     NULL,
+     1},
+    {"$T new --model $M --data $D --output c.yaml", 2, {"c.yaml: what is written is JSON; name it .json"}, NULL, 1},
     {"$T new --model $M --data $D --budget 1", 2, {"is too small: this job needs at least"}, NULL, 1},
     {"ln -s $M 'a \"b\" \\m'; $T new --model 'a \"b\" \\m' --data $D --output c.json && $T plan c.json --no-measure | "
      "head -1",
@@ -98,7 +104,8 @@ static void it_asks(void **state) {
     char answers[1024], made[256];
     if (!screen_open(&s)) TEST_SKIP("no pseudo terminals");
     snprintf(made, sizeof made, "%s.json", getenv("WORDS"));
-    int n = snprintf(answers, sizeof answers, "nowhere\n%s\n%s\nloar\n\n\n", getenv("M"), getenv("D"));
+    int n = snprintf(answers, sizeof answers, "nowhere\n%s\nn\nn\nn\nn\nn\nn\nn\nn\n%s\nloar\n\n\n", getenv("M"),
+                     getenv("D"));
     assert_int_equal(write(s.master, answers, (size_t)n), n);
     pid_t child = fork();
     if (child == 0) {
@@ -116,6 +123,7 @@ static void it_asks(void **state) {
     assert_int_equal(fclose(f), 0);
     assert_non_null(strstr(text, "\"output_dir\": \"out\""));
     assert_non_null(strstr(text, "\"lora_alpha\": 32"));
+    assert_non_null(strstr(text, getenv("M")));
     assert_non_null(strstr(text, getenv("D")));
     assert_int_equal(unlink(made), 0);
     close(s.master);
