@@ -23,7 +23,7 @@
 /* ---- engine_sample.c -------------------------------------------------------------------------------------------- */
 
 typedef struct sample_room { /* [vocab] each */
-    double *p;               /* probabilities; 0: left out */
+    double *p;               /* logits that count, then probabilities; 0: left out */
     double *key;
     uint32_t *order;
     uint8_t *seen;
@@ -37,10 +37,10 @@ typedef struct sample_history {
     const int32_t *prompt, *answer; /* [n_prompt], [n_answer] */
     size_t n_prompt, n_answer;
 } sample_history;
-/* The probabilities that a token is drawn by, in r->p; `logits` are changed. Not for temperature 0. */
-void sample_distribution(const tm_sampling *s, const sample_history *h, float *logits, sample_room *r);
+/* The probabilities that a token is drawn by, in r->p. Not for temperature 0. */
+void sample_distribution(const tm_sampling *s, const sample_history *h, const float *logits, sample_room *r);
 /* The next token: the number h->n_answer of the answer. */
-int32_t sample_token(const tm_sampling *s, const sample_history *h, float *logits, sample_room *r);
+int32_t sample_token(const tm_sampling *s, const sample_history *h, const float *logits, sample_room *r);
 
 /* ---- engine_text.c ---------------------------------------------------------------------------------------------- */
 

@@ -27,16 +27,16 @@ void sample_close(sample_room *r) {
 /* ---- penalties -------------------------------------------------------------------------------------------------- */
 
 /* Once for each id that there is (Keskar et al. 2019, CTRL). */
-static void penalise_again(double penalty, const int32_t *id, size_t n, float *logits, uint8_t *seen) {
+static void penalise_again(double penalty, const int32_t *id, size_t n, double *logits, uint8_t *seen) {
     for (size_t i = 0; i < n; i++) {
-        float *l = &logits[id[i]];
+        double *l = &logits[id[i]];
         if (seen[id[i]]) continue;
         seen[id[i]] = 1;
         *l = (float)(*l < 0 ? *l * penalty : *l / penalty);
     }
 }
 
-static void penalise(const tm_sampling *s, const sample_history *h, float *logits, uint8_t *seen) {
+static void penalise(const tm_sampling *s, const sample_history *h, double *logits, uint8_t *seen) {
     if (s->repetition_penalty != 0 && s->repetition_penalty != 1) {
         penalise_again(s->repetition_penalty, h->prompt, h->n_prompt, logits, seen);
         penalise_again(s->repetition_penalty, h->answer, h->n_answer, logits, seen);
@@ -46,7 +46,7 @@ static void penalise(const tm_sampling *s, const sample_history *h, float *logit
     for (size_t i = 0; i < h->n_answer && (s->presence_penalty != 0 || s->frequency_penalty != 0); i++) {
         double first = seen[h->answer[i]] ? 0 : s->presence_penalty;
         seen[h->answer[i]] = 1;
-        logits[h->answer[i]] = (float)((double)logits[h->answer[i]] - s->frequency_penalty - first);
+        logits[h->answer[i]] = (float)(logits[h->answer[i]] - s->frequency_penalty - first);
     }
     for (size_t i = 0; i < h->n_answer; i++) seen[h->answer[i]] = 0;
 }
@@ -164,34 +164,40 @@ static void limit(const tm_sampling *s, sample_room *r) {
 
 /* ---- the draw --------------------------------------------------------------------------------------------------- */
 
-static uint32_t largest(const float *logits, uint32_t n) {
+/* The logits that count, in r->p: `logits` stay the model's own. */
+static void begin(const tm_sampling *s, const sample_history *h, const float *logits, sample_room *r) {
+    for (uint32_t i = 0; i < r->vocab; i++) r->p[i] = (double)logits[i];
+    penalise(s, h, r->p, r->seen);
+}
+
+static uint32_t largest(const sample_room *r) {
     uint32_t best = 0;
-    for (uint32_t i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
+    for (uint32_t i = 1; i < r->vocab; i++)
+        if (r->p[i] > r->p[best]) best = i;
     return best;
 }
 
 /* exp((l - largest) / temperature): divided by their sum these are probabilities. */
-static void soften(double temperature, const float *logits, sample_room *r) {
-    double top = (double)logits[largest(logits, r->vocab)];
-    for (uint32_t i = 0; i < r->vocab; i++) r->p[i] = exp(((double)logits[i] - top) / temperature);
+static void soften(double temperature, sample_room *r) {
+    double top = r->p[largest(r)];
+    for (uint32_t i = 0; i < r->vocab; i++) r->p[i] = exp((r->p[i] - top) / temperature);
 }
 
-void sample_distribution(const tm_sampling *s, const sample_history *h, float *logits, sample_room *r) {
+void sample_distribution(const tm_sampling *s, const sample_history *h, const float *logits, sample_room *r) {
     TM_ASSERT(s->temperature > 0);
-    penalise(s, h, logits, r->seen);
-    soften(s->temperature, logits, r);
+    begin(s, h, logits, r);
+    soften(s->temperature, r);
     limit(s, r);
     double sum = 0;
     for (uint32_t i = 0; i < r->vocab; i++) sum += r->p[i];
     for (uint32_t i = 0; i < r->vocab; i++) r->p[i] /= sum;
 }
 
-int32_t sample_token(const tm_sampling *s, const sample_history *h, float *logits, sample_room *r) {
+int32_t sample_token(const tm_sampling *s, const sample_history *h, const float *logits, sample_room *r) {
     uint32_t word[4], last = 0;
     if (s->temperature <= 0) {
-        penalise(s, h, logits, r->seen);
-        return (int32_t)largest(logits, r->vocab);
+        begin(s, h, logits, r);
+        return (int32_t)largest(r);
     }
     sample_distribution(s, h, logits, r);
     tm_philox(s->seed, 0, h->n_answer, word);

@@ -207,15 +207,14 @@ static tm_status answer(tm_engine *e, engine_sequence *s, kept_logits *k) {
     tm_sampling how = r->sampling;
     const sample_history h = {.prompt = r->prompt, .n_prompt = r->n_prompt, .answer = s->ids, .n_answer = s->n_ids};
     how.seed += s->answer;
-    float *saved = k->all;
     t.index = s->n_ids;
     t.id = k->best;
     bool plain = how.temperature <= 0 && how.presence_penalty == 0 && how.frequency_penalty == 0 &&
                  (how.repetition_penalty == 0 || how.repetition_penalty == 1);
     float logit = k->state.max;
     if (!plain) {
-        t.id = sample_token(&how, &h, saved, &e->sample);
-        logit = saved[t.id];
+        t.id = sample_token(&how, &h, k->all, &e->sample);
+        logit = k->all[t.id];
     }
     put_logprobs(k, logit, &t);
     s->ids[s->n_ids++] = t.id;

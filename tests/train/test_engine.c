@@ -132,6 +132,17 @@ static void test_company_bf16(void **state) {
 
 /* ---- log-probabilities ------------------------------------------------------------------------------------------ */
 
+/* An answer of 8 tokens, which is in the prompt behind its first n, has the log-probabilities that it has there. */
+static void read_again(tm_engine *e, const int32_t *prompt, size_t n, const told *o, told *again) {
+    memset(again, 0, sizeof *again);
+    add(e, (tm_request){.prompt = prompt, .n_prompt = n + 8, .score_from = n}, again);
+    run_all(e);
+    assert_int_equal(again->n, 0);
+    assert_int_equal(again->n_prompt, 8);
+    assert_int_equal(again->first_prompt, n);
+    for (int i = 0; i < 8; i++) assert_true(fabsf(again->prompt_logprob[i] - o->logprob[i]) < 2e-5F);
+}
+
 /* PyTorch's, of a prompt; of answers: they are those of the answer read as a prompt. */
 static void test_logprobs(void **state) {
     (void)state;
@@ -144,8 +155,9 @@ static void test_logprobs(void **state) {
     tensor nll = tensor_read(golden, "token_nll");
     for (int i = 0; i < N; i++) prompt[i] = (int32_t)ids[i];
     tm_engine *e = open_engine(&(tm_engine_opts){.model = LLAMA, .positions = 64, .sequences = 2});
-    memset(&o, 0, sizeof o), memset(&again, 0, sizeof again);
-    add(e, (tm_request){.prompt = prompt, .n_prompt = N, .max_new_tokens = 8, .ignore_eos = true, .score_from = 1}, &o);
+    tm_request r = {.prompt = prompt, .n_prompt = N, .max_new_tokens = 8, .ignore_eos = true, .score_from = 1};
+    memset(&o, 0, sizeof o);
+    add(e, r, &o);
     run_all(e);
     assert_int_equal(o.n_prompt, N - 1);
     assert_int_equal(o.first_prompt, 1);
@@ -154,15 +166,15 @@ static void test_logprobs(void **state) {
         if (nll.v[i] != 0) assert_true(fabsf(o.prompt_logprob[i] + nll.v[i]) < 2e-5F);
     }
     for (size_t i = 0; i < o.n; i++) prompt[N + i] = o.id[i];
-    add(e, (tm_request){.prompt = prompt, .n_prompt = N + 8, .score_from = N}, &again);
+    read_again(e, prompt, N, &o, &again);
+    for (int i = 0; i < 8; i++) assert_true(again.prompt_greedy[i] && o.greedy[i]);
+    memset(&o, 0, sizeof o);
+    r.sampling.frequency_penalty = -50; /* the first token for ever: no penalty is in what is told */
+    add(e, r, &o);
     run_all(e);
-    assert_int_equal(again.n, 0);
-    assert_int_equal(again.n_prompt, 8);
-    assert_int_equal(again.first_prompt, N);
-    for (int i = 0; i < 8; i++) {
-        assert_true(fabsf(again.prompt_logprob[i] - o.logprob[i]) < 2e-5F);
-        assert_true(again.prompt_greedy[i] && o.greedy[i]);
-    }
+    for (size_t i = 0; i < o.n; i++) prompt[N + i] = o.id[i];
+    for (int i = 1; i < 8; i++) assert_int_equal(o.id[i], o.id[0]);
+    read_again(e, prompt, N, &o, &again);
     tm_engine_close(e);
     free(ids), free(nll.v);
     tm_st_close(golden);
