@@ -52,18 +52,21 @@ static tm_status set_sizes(tm_engine *e, const tm_model_config *config) {
     return TM_OK;
 }
 
+/* Token rows of a pass whose logits may be wanted. */
+static uint32_t most_wanted(const tm_engine *e) {
+    return (uint32_t)tm_max_u64(e->chunk, e->opts.sequences);
+}
+
 static uint64_t own_bytes(const tm_engine *e) {
-    uint64_t rows = tm_max_u64(e->chunk, e->opts.sequences);
-    return rows * (sizeof *e->pass.wanted + sizeof *e->pass.kept) + sample_bytes(e->vocab) +
+    return most_wanted(e) * (sizeof *e->pass.wanted + sizeof *e->pass.kept) + sample_bytes(e->vocab) +
            e->opts.sequences * (e->vocab * sizeof *e->logits + sizeof *e->slot + sizeof *e->pass.row);
 }
 
 static tm_status make_room(tm_engine *e) {
     uint32_t n = e->opts.sequences;
-    e->pass.most_wanted = (uint32_t)tm_max_u64(e->chunk, n);
     e->pass.row = tm_calloc(n, sizeof *e->pass.row);
-    e->pass.wanted = tm_calloc(e->pass.most_wanted, sizeof *e->pass.wanted);
-    e->pass.kept = tm_calloc(e->pass.most_wanted, sizeof *e->pass.kept);
+    e->pass.wanted = tm_calloc(most_wanted(e), sizeof *e->pass.wanted);
+    e->pass.kept = tm_calloc(most_wanted(e), sizeof *e->pass.kept);
     e->slot = tm_calloc(n, sizeof *e->slot);
     e->logits = tm_malloc((size_t)n * e->vocab * sizeof *e->logits);
     if (!e->pass.row || !e->pass.wanted || !e->pass.kept || !e->slot || !e->logits) return tm_nomem(own_bytes(e));

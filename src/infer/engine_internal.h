@@ -139,7 +139,6 @@ typedef struct engine_pass {
     uint32_t *wanted; /* [n_wanted] token rows, */
     kept_logits *kept;
     uint32_t n_wanted;
-    uint32_t most_wanted;
 } engine_pass;
 
 struct tm_engine {
@@ -178,8 +177,7 @@ typedef struct engine_start {
     size_t computed;
     uint32_t from; /* slot that it is copied from; UINT32_MAX: it is there */
 } engine_start;
-/* False: more of it is being computed in
- * another slot, or its own is being copied from: it waits for that. */
+/* False: more of it is being computed in another slot, or its own is being copied from: it waits for that. */
 bool engine_look(const tm_engine *e, const engine_sequence *s, engine_start *out);
 void engine_begin(tm_engine *e, engine_sequence *s, const engine_start *at); /* in the pass that is made up */
 void engine_hold(tm_engine *e, uint32_t slot, engine_request *q, size_t n);

@@ -116,8 +116,7 @@ static uint32_t choose_adapter(const tm_engine *e, bool decode) {
 
 static void clear_pass(tm_engine *e, bool decode) {
     engine_pass *p = &e->pass;
-    *p = (engine_pass){.row = p->row, .wanted = p->wanted, .kept = p->kept, .most_wanted = p->most_wanted};
-    p->decode = decode;
+    *p = (engine_pass){.decode = decode, .row = p->row, .wanted = p->wanted, .kept = p->kept};
     p->adapter = choose_adapter(e, decode);
 }
 
