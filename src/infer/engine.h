@@ -11,9 +11,11 @@
  * added. A step is one forward pass: over some more tokens of prompts, or one token of each sequence that answers.
  * Prompts with a common beginning compute it once while one of them is in the cache.
  *
- * Memory: the key-value cache of `sequences` x `positions`, logits and what plans need are counted before anything is
- * allocated; the cache is paged in files of tiers.offload_path where it does not fit.
- * Threads: an engine belongs to one thread, the one that steps it. `take` is called there, inside tm_engine_step.
+ * Memory: the key-value cache of `sequences` x `positions`, logits and what plans need are counted, and opening fails where
+ * they are more than the budget; the cache is paged in files of tiers.offload_path where it does not fit. What requests
+ * hold (prompts, room for answers), the tokenizer, and what the caller has are in `other_bytes`, or not counted.
+ * Threads: an engine belongs to one thread, the one that steps it. `take` is called there, inside tm_engine_step; of the
+ * engine's functions it may call tm_engine_cancel.
  * Errors: TM_EINPUT for what a request asks and cannot have, at tm_engine_add; nothing of it was taken then. */
 #ifndef TIDEMILL_ENGINE_H
 #define TIDEMILL_ENGINE_H
@@ -25,7 +27,7 @@ struct text_tools; /* session/text.h */
 typedef struct tm_engine_opts {
     const char *model;
     tm_dtype precision;   /* TM_F32, TM_BF16 */
-    bool precision_given; /* else the model's own type */
+    bool precision_given; /* else the model's own type, which may be TM_F16, too */
     uint32_t sequences;   /* side by side, at most; 0: 1 */
     uint32_t positions;   /* of prompt and answer together, at most; 0: the model's, at most 4096 */
     uint32_t chunk;       /* tokens of prompts in a step, at most: bounds memory, and how long answers wait; 0: 512 */

@@ -23,10 +23,6 @@ typedef struct tm_probe_args {
 } tm_probe_args;
 TM_MUST_USE tm_status tm_probe_run(const tm_probe_args *args);
 
-/* The objective's loss and metrics over data. `config`: a configuration's file, or the OUTPUT_DIR of a run, for what is said
- * nowhere else: objective, data.eval, how rows are made, precision, tiers. The model that is judged is `model` with
- * tiers.adapter, else what the run has made, else the configuration's. A reference is that adapter's base, objective.reference,
- * or the configuration's model. */
 /* Questions of task files (task/task.h), by lm-evaluation-harness's rules. Zeroed: all of the file, as it says. */
 typedef struct tm_eval_task_args {
     const char *const *file; /* [n] */
@@ -40,6 +36,11 @@ typedef struct tm_eval_task_args {
     uint32_t max_new_tokens; /* 0: the file's, else 256 */
     uint32_t side_by_side;   /* prompts; 0: 16 */
 } tm_eval_task_args;
+
+/* The objective's loss and metrics over data; answers to tasks. `config`: a configuration's file, or the OUTPUT_DIR of a run,
+ * for what is said nowhere else: objective, data.eval, how rows are made, precision, tiers. The model that is judged is
+ * `model` with tiers.adapter, else what the run has made, else the configuration's. A reference is that adapter's base,
+ * objective.reference, or the configuration's model. */
 typedef struct tm_eval_args {
     const char *config;     /* NULL: sft, in fp32; model and data are there then */
     const char *const *set; /* [n_set] key.path=value, over the configuration */
