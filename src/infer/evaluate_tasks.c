@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { SIDE_BY_SIDE = 16, AHEAD = 2 }; /* requests that wait in the engine, for each that runs */
+enum { SIDE_BY_SIDE = 16, AHEAD = 2 }; /* AHEAD: requests that wait in the engine, for each that runs */
 
 /* What one sample was answered. */
 typedef struct answered {
@@ -24,6 +24,7 @@ typedef struct asker {
     answered *sample; /* [t->n] */
     double *value;    /* [t->n][n_metrics] */
     size_t added, scored;
+    uint32_t ahead;     /* requests that may wait in the engine */
     tm_append *samples; /* NULL: not kept */
     tm_buf lines;
 } asker;
@@ -80,9 +81,9 @@ static tm_status put(asker *a, tm_engine *engine, task_ask *q) {
     uint64_t number;
     bool text = a->t->sample[q->sample].n_choices == 0;
     q->to = &a->sample[q->sample];
-    if (!text && q->score_from >=
-                     q->ids.n) { /* the choice melts into the context: nothing is left to score, as in the harness */
-        a->sample[q->sample].left--;
+    /* The choice melts into the context: nothing is left to score, as in the harness. */
+    if (!text && q->score_from >= q->ids.n) {
+        q->to->left--;
         return TM_OK;
     }
     const tm_request r = {.prompt = q->ids.id,
@@ -102,7 +103,7 @@ static tm_status put(asker *a, tm_engine *engine, task_ask *q) {
 }
 
 static tm_status put_more(asker *a, tm_engine *engine) {
-    while (a->added < a->asks.n && tm_engine_count(engine).waiting < AHEAD * SIDE_BY_SIDE)
+    while (a->added < a->asks.n && tm_engine_count(engine).waiting < a->ahead)
         TM_TRY(put(a, engine, &a->asks.ask[a->added++]));
     return TM_OK;
 }
@@ -247,7 +248,7 @@ static tm_status encode(tasks *all) {
     return TM_OK;
 }
 
-static tm_status answer_tasks(tasks *all, tm_engine *engine, tm_append *samples, tm_eval_tasks *out) {
+static tm_status answer_tasks(tasks *all, tm_engine *engine, uint32_t ahead, tm_append *samples, tm_eval_tasks *out) {
     tm_phase phase;
     uint64_t before = 0, total = 0;
     tm_status rc = TM_OK;
@@ -257,6 +258,7 @@ static tm_status answer_tasks(tasks *all, tm_engine *engine, tm_append *samples,
     tm_phase_begin(&phase, "answering", "questions", total);
     for (size_t i = 0; i < all->n && rc == TM_OK; i++) {
         all->asker[i].samples = samples;
+        all->asker[i].ahead = ahead;
         rc = answer_all(&all->asker[i], engine, &phase, before);
         if (rc == TM_OK) rc = sum_up(&all->asker[i], &out->task[out->n++]);
         before += all->task[i]->n;
@@ -289,9 +291,10 @@ tm_status evaluate_tasks(const evaluation *e, tm_eval_tasks *out) {
                               .precision_given = true,
                               .sequences = a->side_by_side ? a->side_by_side : SIDE_BY_SIDE,
                               .positions = (uint32_t)all.longest,
+                              .text = &all.text,
                               .tiers = e->tiers};
     TM_GO(tm_engine_open(&engine, &o));
-    TM_GO(answer_tasks(&all, engine, samples, out));
+    TM_GO(answer_tasks(&all, engine, AHEAD * o.sequences, samples, out));
 done:
     tm_append_close(samples);
     tm_engine_close(engine);
