@@ -292,6 +292,7 @@ tm_status trainer_find_best(trainer *t);       /* before the first step: what is
 tm_status trainer_save_checkpoint(trainer *t); /* after a step and its evaluation: if one is due */
 void trainer_note_best(trainer *t);            /* the last step's evaluation: its model goes to OUTPUT_DIR itself */
 tm_status trainer_save_last(trainer *t);
+void trainer_describe_best(const trainer *t, tm_json_writer *w);  /* its step, how good it is and by what */
 void trainer_describe_saves(const trainer *t, tm_json_writer *w); /* into a commit, */
 tm_status trainer_read_saves(trainer *t, const tm_json *info);    /* and from it */
 tm_status trainer_committed_saves(trainer *t);                    /* it was published */

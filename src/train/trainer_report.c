@@ -30,8 +30,7 @@ void trainer_describe_run(const trainer *t, tm_json_writer *w) {
     }
     if (t->saves.best > 0) {
         tm_jw_field_object(w, "best");
-        tm_jw_field_int(w, "step", t->saves.best);
-        tm_jw_field_double(w, "loss", t->saves.best_loss);
+        trainer_describe_best(t, w);
         tm_jw_object_end(w);
     }
     tm_jw_field_array(w, "warnings");

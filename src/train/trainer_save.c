@@ -77,6 +77,12 @@ static const char *eval_hash(const trainer *t, char text[20]) {
     return text;
 }
 
+void trainer_describe_best(const trainer *t, tm_json_writer *w) {
+    tm_jw_field_int(w, "step", t->saves.best);
+    tm_jw_field_double(w, "loss", t->saves.best_loss);
+    if (strcmp(t->s.cfg->metric_for_best, "loss") != 0) tm_jw_field_str(w, "metric", t->s.cfg->metric_for_best);
+}
+
 void trainer_describe_saves(const trainer *t, tm_json_writer *w) {
     const trainer_saves *s = &t->saves;
     char text[20];
@@ -85,9 +91,7 @@ void trainer_describe_saves(const trainer *t, tm_json_writer *w) {
     tm_jw_array_end(w);
     if (s->best == 0) return;
     tm_jw_field_object(w, "best");
-    tm_jw_field_int(w, "step", s->best);
-    tm_jw_field_double(w, "loss", s->best_loss);
-    if (strcmp(t->s.cfg->metric_for_best, "loss") != 0) tm_jw_field_str(w, "metric", t->s.cfg->metric_for_best);
+    trainer_describe_best(t, w);
     tm_jw_field_bool(w, "greater_is_better", t->s.cfg->greater_is_better);
     tm_jw_field_str(w, "eval", eval_hash(t, text));
     tm_jw_object_end(w);
