@@ -66,7 +66,8 @@ tm_status trainer_find_best(trainer *t) {
     char path[4096];
     uint64_t there =
         t->saves.best == 0 || is_whole(checkpoint_path(t, t->saves.best, path, sizeof path), t->s.cfg->adapter);
-    if (t->saves.best == t->step && t->step == t->s.cfg->total_steps) there = 1; /* its folder is OUTPUT_DIR */
+    bool last = t->step == t->s.cfg->total_steps || trainer_is_out_of_patience(t);
+    if (t->saves.best == t->step && last) there = 1; /* its folder is OUTPUT_DIR */
     if (t->s.comm) TM_TRY(tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, &there, sizeof there));
     if (!there) forget_best(t, "its folder is gone or not whole");
     return TM_OK;
