@@ -156,13 +156,13 @@ static tm_status cmd_save(talk *t, const char *rest) {
     tm_buf json = {0};
     tm_json_writer w;
     tm_jw_init(&w, &json, 2);
-    TM_TRY(write_messages(t, &w));
-    FILE *f = *rest ? fopen(rest, "w") : NULL;
+    tm_status rc = write_messages(t, &w);
+    FILE *f = rc == TM_OK && *rest ? fopen(rest, "w") : NULL;
     bool good = f && fwrite(json.data, 1, json.len, f) == json.len && fputc('\n', f) != EOF;
     if (f) good = fclose(f) == 0 && good;
-    tm_say(good ? "saved to %s\n" : "%s: cannot be written; /save FILE\n", rest);
+    if (rc == TM_OK) tm_say(good ? "saved to %s\n" : "%s: cannot be written; /save FILE\n", rest);
     tm_buf_free(&json);
-    return TM_OK;
+    return rc;
 }
 
 static tm_status cmd_quit(talk *t, const char *rest) {

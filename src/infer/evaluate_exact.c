@@ -56,10 +56,9 @@ static tm_status add_question(evaluation *e, questions *all, const char *line, s
     if (!answer || answer->type != TM_JSON_STRING || !asked || asked->type != TM_JSON_STRING)
         TM_GO(tm_fail(TM_EINPUT, "%s: contents must be strings", name));
     TM_GO(tm_grow(&all->q, &all->cap, (size_t)all->n + 1, sizeof *all->q));
-    question *q = &all->q[all->n];
+    question *q = &all->q[all->n++];
     *q = (question){.answer = tm_strdup(answer->text), .asked = tm_strdup(asked->text)};
     if (!q->answer || !q->asked) TM_GO(tm_nomem(answer->len));
-    all->n++;
     TM_GO(tm_chat_encode(e->s.text.chat, tm_json_root(before), true, &text, &q->prompt, &mask));
 done:
     tm_json_free(doc);
