@@ -21,6 +21,7 @@ typedef struct talk {
     size_t n, cap;
     tm_buf answer; /* under way */
     tm_finish finish;
+    bool full;    /* the conversation's room was less than --max-new-tokens */
     tm_status rc; /* of taking it */
     bool quit;
 } talk;
@@ -101,7 +102,8 @@ static tm_status run(talk *t, const tm_ids *ids) {
     tm_request r = {.prompt = ids->id, .n_prompt = ids->n, .sampling = t->opts->sampling, .take = take, .ctx = t};
     bool busy = true;
     uint64_t number;
-    r.max_new_tokens = t->opts->max_new_tokens < room ? t->opts->max_new_tokens : room;
+    t->full = room < t->opts->max_new_tokens;
+    r.max_new_tokens = t->full ? room : t->opts->max_new_tokens;
     TM_TRY(tm_engine_add(t->engine, &r, &number));
     while (busy) {
         TM_TRY(tm_engine_step(t->engine, &busy));
@@ -111,8 +113,10 @@ static tm_status run(talk *t, const tm_ids *ids) {
     return t->rc;
 }
 
-static const char *why_ended(tm_finish finish) {
-    return finish == TM_FINISH_CANCELLED ? " [stopped]" : finish == TM_FINISH_LENGTH ? " [cut: --max-new-tokens]" : "";
+static const char *why_ended(const talk *t) {
+    if (t->finish == TM_FINISH_CANCELLED) return " [stopped]";
+    if (t->finish != TM_FINISH_LENGTH) return "";
+    return t->full ? " [cut: --context]" : " [cut: --max-new-tokens]";
 }
 
 /* What was answered stays a part of the conversation, also where it was stopped. */
@@ -131,7 +135,7 @@ static tm_status answer(talk *t, const char *question) {
     }
     if (rc == TM_OK) rc = run(t, &ids);
     tm_ids_free(&ids);
-    printf("%s\n", rc == TM_OK ? why_ended(t->finish) : "");
+    printf("%s\n", rc == TM_OK ? why_ended(t) : "");
     return rc == TM_OK ? say(t, "assistant", t->answer.data ? t->answer.data : "", t->answer.len) : rc;
 }
 
