@@ -139,6 +139,7 @@ static tm_status check_stops(const tm_engine *e, const tm_request *r) {
 }
 
 static tm_status check_request(const tm_engine *e, const tm_request *r) {
+    if (e->failed != TM_OK) return tm_fail(e->failed, "the engine has failed before");
     if (r->n_prompt == 0) return tm_fail(TM_EINPUT, "the prompt is empty; give at least one token");
     if (r->n_prompt > e->opts.positions || r->max_new_tokens > e->opts.positions - r->n_prompt)
         return tm_fail(TM_EINPUT, "a prompt of %zu tokens and an answer of %u: there is room for %u together",

@@ -95,7 +95,8 @@ TM_MUST_USE tm_status tm_engine_open(tm_engine **out, const tm_engine_opts *opts
 /* Waits behind those added before where all sequences are taken. */
 TM_MUST_USE tm_status tm_engine_add(tm_engine *e, const tm_request *r, uint64_t *number);
 void tm_engine_cancel(tm_engine *e, uint64_t number); /* `take` hears of it in the next step */
-/* `busy`: there is more to do. A failure is the engine's end: every request that was taken hears of it as cancelled. */
+/* `busy`: there is more to do. A failure is the engine's end: every request that was taken hears of it as cancelled, and none
+ * is taken any more. */
 TM_MUST_USE tm_status tm_engine_step(tm_engine *e, bool *busy);
 /* The text tools of the model: tokenizer, chat template, end tokens (session/text.h). */
 const struct text_tools *tm_engine_text(const tm_engine *e);
