@@ -55,11 +55,36 @@ static int end(talk *t) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/* Message n is what `generate` answers to those before it. */
+static void is_generated(const tm_json *messages, int n) {
+    const char *ask = run_path(run_dir(), "ask.json");
+    const tm_json *m = messages->child;
+    tm_buf text = {0};
+    tm_json_writer w;
+    tm_jw_init(&w, &text, 0);
+    tm_jw_object(&w);
+    tm_jw_field_array(&w, "messages");
+    for (int i = 0; i < n; i++, m = m->next) tm_jw_node(&w, m);
+    tm_jw_array_end(&w);
+    tm_jw_object_end(&w);
+    RUN_EXPECT_STATUS(tm_jw_end(&w));
+    run_write(ask, text.data);
+    run_result r =
+        run((run_opts){0}, "generate", "--model", TINY, "--messages", ask, "--max-new-tokens", "12", "--json", NULL);
+    RUN_OK(&r);
+    tm_json_doc *answer;
+    RUN_EXPECT_STATUS(tm_json_parse(&answer, r.out, r.out_len, "answer", 0, 0));
+    assert_string_equal(tm_json_get(tm_json_root(answer), "text")->text, tm_json_get(m, "content")->text);
+    tm_json_free(answer);
+    tm_buf_free(&text);
+    run_free(&r);
+}
+
 /* The answers are those of `generate --messages`, from the second on too: what was said is a part of it. */
 static void test_conversation(void **state) {
     (void)state;
     static talk t;
-    const char *dir = run_dir(), *file = run_path(dir, "said.json"), *ask = run_path(dir, "ask.json");
+    const char *dir = run_dir(), *file = run_path(dir, "said.json");
     begin(&t, (const char *const[]){"tidemill", "chat", "--model", TINY, "--system", "Be short.", "--max-new-tokens",
                                     "12", "--context", "400", NULL});
     expect(&t, "> ");
@@ -77,22 +102,15 @@ static void test_conversation(void **state) {
     char *text = run_read(file, &len);
     tm_json_doc *doc;
     RUN_EXPECT_STATUS(tm_json_parse(&doc, text, len, "said", 0, 0));
-    const tm_json *m = tm_json_get(tm_json_root(doc), "messages")->child, *role[5];
-    for (int i = 0; i < 5; i++, m = m->next) role[i] = tm_json_get(m, "content");
+    const tm_json *messages = tm_json_get(tm_json_root(doc), "messages"), *m = messages->child, *said[5];
+    for (int i = 0; i < 5; i++, m = m->next) said[i] = tm_json_get(m, "content");
     assert_null(m);
-    assert_string_equal(role[0]->text, "Be short.");
-    run_write(ask,
-              run_format("{\"messages\": [{\"role\": \"system\", \"content\": \"Be short.\"}, {\"role\": \"user\", "
-                         "\"content\": \"How are you?\"}]}"));
-    run_result r =
-        run((run_opts){0}, "generate", "--model", TINY, "--messages", ask, "--max-new-tokens", "12", "--json", NULL);
-    RUN_OK(&r);
-    tm_json_doc *answer;
-    RUN_EXPECT_STATUS(tm_json_parse(&answer, r.out, r.out_len, "answer", 0, 0));
-    assert_string_equal(tm_json_get(tm_json_root(answer), "text")->text, role[2]->text);
-    assert_string_equal(role[3]->text, "And why?");
-    tm_json_free(answer), tm_json_free(doc);
-    run_free(&r);
+    assert_string_equal(said[0]->text, "Be short.");
+    assert_string_equal(said[1]->text, "How are you?");
+    assert_string_equal(said[3]->text, "And why?");
+    is_generated(messages, 2);
+    is_generated(messages, 4);
+    tm_json_free(doc);
     free(text);
 }
 
