@@ -302,6 +302,37 @@ static void patience_ends_the_run(void **state) {
     if (!same_file(kept, run_path(s.output, "model.safetensors"))) fail_msg("another model than undisturbed");
 }
 
+/* A threshold that nothing passes ends a run whose last evaluation is the best: its model goes to OUTPUT_DIR, and is said to. */
+static void the_best_may_end_the_run(void **state) {
+    (void)state;
+    scene s = scene_open();
+    double loss[STEPS + 1], best = 0;
+    unsigned before = 0, patience = 0;
+    int64_t at = 0;
+    run_result r = train(&s, NULL, SETS("save_total_limit=2"));
+    expect(&r, 0, NULL);
+    losses(s.output, loss);
+    run_remove(s.output);
+    for (int64_t step = 1; step < STEPS && !patience; step++) {
+        if (!(loss[step] > 0)) continue; /* no evaluation */
+        if (before && loss[step] < best) patience = before, at = step;
+        if (!before || loss[step] < best) best = loss[step];
+        before++;
+    }
+    if (!patience) fail_msg("no evaluation is better than those before it");
+    r = train(&s, NULL,
+              SETS("load_best_model_at_end=true", run_format("early_stopping_patience=%u", patience),
+                   "early_stopping_threshold=1e9"));
+    expect(&r, 0, NULL);
+    assert_int_equal(last_step(s.output), at);
+    size_t len;
+    char *text = run_read(run_path(s.output, "log.jsonl"), &len);
+    const char *said = strstr(text, "\"best_step\": ");
+    assert_non_null(said);
+    assert_int_equal(strtoll(said + 13, NULL, 10), at);
+    free(text);
+}
+
 /* The best by a metric that rises is another than by the loss, or the same; either is what the log says. */
 static void best_by_any_metric(void **state) {
     (void)state;
@@ -395,6 +426,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(the_best_is_kept_and_loaded, run_clean),
         cmocka_unit_test_teardown(kills_change_neither_choice_nor_folders, run_clean),
         cmocka_unit_test_teardown(patience_ends_the_run, run_clean),
+        cmocka_unit_test_teardown(the_best_may_end_the_run, run_clean),
         cmocka_unit_test_teardown(best_by_any_metric, run_clean),
         cmocka_unit_test_teardown(settings_that_contradict_are_refused, run_clean),
         cmocka_unit_test_teardown(a_best_that_is_not_whole_is_not_loaded, run_clean),
