@@ -15,6 +15,7 @@ typedef struct frozen_sight {
     uint64_t whole; /* stamp of the file when all pages were last checked; 0: never */
     uint64_t asked; /* the same when the oldest read that is under way was asked for */
     uint32_t under_way, visits;
+    bool mixed; /* a read under way was asked for with another stamp */
 } frozen_sight;
 
 typedef struct state_extent {

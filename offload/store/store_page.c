@@ -126,7 +126,11 @@ void store_prepare_write(tm_store *s, const store_target *t, void *frame, tm_io_
 }
 
 static void ask_for_sight(frozen_sight *x, const tm_io_file *file) {
-    if (x->under_way++ == 0) x->asked = tm_io_file_stamp(file);
+    uint64_t stamp = tm_io_file_stamp(file);
+    if (x->under_way++ == 0)
+        x->asked = stamp, x->mixed = false;
+    else
+        x->mixed |= stamp != x->asked;
 }
 
 /* Which pages of a read are checked: those from `first` on, every step-th. */
@@ -136,7 +140,7 @@ typedef struct page_choice {
 static page_choice choose_pages(const tm_store *s, const store_target *t) {
     if (target_object(s, t)->kind != TM_KIND_FROZEN) return (page_choice){0, 1};
     const frozen_sight *x = &s->extent[t->object].sight;
-    if (x->whole == 0 || x->whole != x->asked) return (page_choice){0, 1};
+    if (x->whole == 0 || x->mixed || x->whole != x->asked) return (page_choice){0, 1};
     return (page_choice){x->visits % VISITS_FOR_ALL, VISITS_FOR_ALL};
 }
 
@@ -144,7 +148,7 @@ static void note_sight(tm_store *s, const store_target *t) {
     if (target_object(s, t)->kind != TM_KIND_FROZEN) return;
     frozen_sight *x = &s->extent[t->object].sight;
     TM_ASSERT(x->under_way > 0);
-    x->whole = x->asked;
+    if (!x->mixed) x->whole = x->asked;
     x->under_way--, x->visits++;
 }
 

@@ -207,10 +207,6 @@ static void add_event(tm_history *r, const tm_json *line, const tm_json *event) 
     s->checkpoints += tm_json_is(event, "checkpoint");
     s->evaluations += tm_json_is(event, "eval");
     s->resumes += tm_json_is(event, "resume");
-    if (tm_json_is(event, "best")) {
-        r->best_step = (int64_t)count(line, "best_step");
-        r->best_loss = number(line, "loss");
-    }
     const tm_json *hash = tm_json_get(line, "state_hash");
     if (!tm_json_is(event, "end")) return;
     r->ended = true;

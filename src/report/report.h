@@ -55,10 +55,9 @@ typedef struct tm_history {
     tm_series *series;
     uint32_t n_series;
     tm_history_sums sums;
-    tm_history_sums latest;             /* of the latest step alone */
-    int64_t step, committed, best_step; /* 0: none */
+    tm_history_sums latest;  /* of the latest step alone */
+    int64_t step, committed; /* 0: none */
     uint32_t ranks;
-    double best_loss;
     bool ended;
     char state_hash[40];
     /* where reading goes on */
