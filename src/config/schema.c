@@ -917,8 +917,9 @@ const schema_row schema_rows[] = {
     LATER("use_muon", "Muon"), LATER("use_llama_pro", "LLaMA Pro"), LATER("use_oft", "OFT"), LATER("lisa_activated_layers", "LISA"),
     LATER("noisy_embedding_alpha", "NEFTune"), LATER("neftune_alpha", "NEFTune"), LATER("relora", "ReLoRA"), LATER("relora_steps", "ReLoRA"),
     LATER("curriculum_sampling", "curricula"), LATER("loftq_init", "LoftQ"),
-    LATER("max_prompt_length", "a bound of prompts alone; data.seq_len bounds rows"), LATER("sequence_parallel_degree", "sequence parallelism"),
-    LATER("context_parallel_size", "sequence parallelism"),
+    LATER("max_prompt_length", "a bound of prompts alone; data.seq_len bounds rows"),
+    OURS("sequence_parallel_degree", T_INT | T_NULL, "there is no sequence parallelism", DEFAULT("1"), RANGE(0, 1)),
+    OURS("context_parallel_size", T_INT | T_NULL, "there is no sequence parallelism", DEFAULT("1"), RANGE(0, 1)),
     /* ---- not in this version, or never --------------------------------------------------------------------------- */
     LATER("dataloader_drop_last", "dropping the last, smaller step"),
     LATER("label_smoothing_factor", "label smoothing"),

@@ -135,9 +135,9 @@ static tm_status put_planned(tm_buf *b, const tm_history *r) {
                     in_bytes));
     TM_TRY(put_pair(b, "device memory", tm_history_number(r, "planned.device_peak_bytes", 0),
                     (double)s->device_peak_bytes, in_bytes));
-    TM_TRY(put_pair(b, "read a step", tm_history_number(r, "planned.read_bytes_per_step", 0),
+    TM_TRY(put_pair(b, "read by a step (found: the last)", tm_history_number(r, "planned.read_bytes_per_step", 0),
                     (double)r->latest.read_bytes, in_bytes));
-    TM_TRY(put_pair(b, "written a step", tm_history_number(r, "planned.write_bytes_per_step", 0),
+    TM_TRY(put_pair(b, "written by a step (found: the last)", tm_history_number(r, "planned.write_bytes_per_step", 0),
                     (double)r->latest.write_bytes, in_bytes));
     return tm_buf_printf(b, "</table></div>\n");
 }
