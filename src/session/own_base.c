@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 #include "io/file/file.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -129,6 +130,18 @@ static tm_status remove_left(const char *dir, unsigned wait_ms) {
     return *o.key ? tm_io_shared_remove(dir, NULL, wait_ms, &gone) : tm_io_run_discard_begun(dir);
 }
 
+/* The maker of another node may be removing it as well: for a moment it is there without its key. */
+static tm_status remove_beside_others(const char *dir) {
+    enum { TRIES = 50, NAP_MS = 20 };
+    for (int left = TRIES;; left--) {
+        tm_status rc = remove_left(dir, 0);
+        if (rc == TM_OK || (left == 0 && tm_path_is_dir(dir))) return rc;
+        tm_error_clear();
+        if (!tm_path_is_dir(dir)) return TM_OK;
+        (void)poll(NULL, 0, NAP_MS);
+    }
+}
+
 /* What a life left that was killed while it made one: "base-HASH.PID.tmp". */
 static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
     const char *path = ctx, *own = strrchr(path, '/') + 1;
@@ -138,10 +151,7 @@ static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
     if (!is_dir || strncmp(name, own, n) != 0) return TM_OK;
     if (sscanf(name + n, ".%d.tmp%n", &pid, &end) != 1 || end == 0 || name[n + (size_t)end] || pid <= 0) return TM_OK;
     snprintf(left, sizeof left, "%.*s%s", (int)(own - path), path, name);
-    tm_status rc = remove_left(left, 0);
-    if (rc == TM_OK || tm_path_is_dir(left)) return rc;
-    tm_error_clear(); /* another was faster */
-    return TM_OK;
+    return remove_beside_others(left);
 }
 
 static tm_status sweep(char *path) {
