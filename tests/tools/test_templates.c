@@ -56,8 +56,8 @@ static void several_ranks(void **state) {
     (void)state;
     if (system("command -v mpirun >/dev/null && OMPI_COMM_WORLD_SIZE=1 $T doctor | grep -q 'ok    several ranks'") != 0)
         TEST_SKIP("no MPI");
-    words_check(&(words_row){NEW("ranks", "$D") "mpirun --oversubscribe -n 2 $T train ranks.json --max_steps 2 --quiet "
-                                                "--host_budget 300MiB && grep -c learning_rate o/log.jsonl",
+    words_check(&(words_row){NEW("ranks", "$D") "sh $S/tests/comm/mpirun.sh 2 0 $T train ranks.json --max_steps 2 "
+                                                "--quiet --host_budget 300MiB && grep -c learning_rate o/log.jsonl",
                              0,
                              {"2\n"}});
 }
