@@ -106,6 +106,16 @@ AVX512_BF16 static void q8_0(const uint8_t *b, size_t n, size_t ahead, uint16_t 
     }
 }
 
+/* Halves: all of them are normal numbers in fp32. */
+AVX512_BF16 static void f16(const uint8_t *x, size_t n, size_t ahead, uint16_t *out) {
+    for (size_t i = 0; i < n; i += 32, x += 64) {
+        __m512 low = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)x));
+        __m512 high = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(x + 32)));
+        _mm_prefetch((const char *)x + ahead, _MM_HINT_T0);
+        _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+}
+
 void amx_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_t *out) {
     float wide[AMX_K_CHUNK];
     TM_ASSERT(n <= AMX_K_CHUNK);
@@ -113,6 +123,8 @@ void amx_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_t
         tm_packed_values(p, row, k, n, TM_ELEM_BF16, out);
     } else if (p->packing == TM_PACKED_Q8_0 && k % 32 == 0) {
         q8_0((const uint8_t *)p->data + (tm_packed_row(p, row) * p->k + k) / 32 * 34, n, AHEAD * p->k / 32 * 34, out);
+    } else if (p->packing == TM_PACKED_F16) {
+        f16((const uint8_t *)p->data + (tm_packed_row(p, row) * p->k + k) * 2, n, AHEAD * p->k * 2, out);
     } else {
         tm_packed_values(p, row, k, n, TM_ELEM_F32, wide);
         narrow32(wide, out, n);
