@@ -21,6 +21,21 @@ static tm_dtype own_type(const tm_source *source) {
     return of[TM_F16] > of[TM_F32] ? TM_F16 : TM_F32;
 }
 
+/* fp16 has no products of its own on a CPU, and what is added in it may be too large for it. */
+static tm_status choose_for_halves(tm_engine_opts *o) {
+    tm_device_traits traits;
+    if (o->tiers.device && job_device_apart(o->tiers.device, &traits)) return TM_OK;
+    TM_TRY(tm_kernels_init(0, TM_ELEM_BF16));
+    o->precision = tm_gemm_multiplies_bf16() ? TM_BF16 : TM_F32;
+    if (o->precision == TM_BF16)
+        tm_log(
+            TM_LOG_INFO,
+            "weights of f16 are multiplied as bf16, which is fast on this CPU; --precision fp32 keeps their last bits");
+    else
+        tm_log(TM_LOG_INFO, "weights of f16 are multiplied as fp32: this CPU has no products of 16 bits");
+    return TM_OK;
+}
+
 static tm_status look_at_model(tm_engine *e, tm_model_config *config) {
     tm_source *source = NULL;
     size_t len;
@@ -30,6 +45,7 @@ static tm_status look_at_model(tm_engine *e, tm_model_config *config) {
     const char *json = tm_source_config(source, &len);
     TM_GO(tm_model_config_parse(config, json, len, e->opts.model));
     if (!e->opts.precision_given) e->opts.precision = own_type(source);
+    if (e->opts.precision == TM_F16) TM_GO(choose_for_halves(&e->opts));
     if (!e->opts.text) TM_GO(text_open(&e->text, source, e->opts.tiers.host_budget));
 done:
     tm_source_close(source);

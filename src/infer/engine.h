@@ -27,7 +27,7 @@ struct text_tools; /* session/text.h */
 typedef struct tm_engine_opts {
     const char *model;
     tm_dtype precision;   /* TM_F32, TM_BF16 */
-    bool precision_given; /* else the model's own type, which may be TM_F16, too */
+    bool precision_given; /* else the model's own type; of halves bf16 or fp32 on a CPU, TM_F16 on a device */
     uint32_t sequences;   /* side by side, at most; 0: 1 */
     uint32_t positions;   /* of prompt and answer together, at most; 0: the model's, at most 4096 */
     uint32_t chunk;       /* tokens of prompts in a step, at most: bounds memory, and how long answers wait; 0: 512 */

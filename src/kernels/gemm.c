@@ -87,6 +87,10 @@ void gemm_start_team(void) {
 bool tm_gemm_rows_alone(void) {
     return chosen == &gemm_builtin || chosen == &gemm_amx;
 }
+bool tm_gemm_multiplies_bf16(void) {
+    bool able = kernels.level == KERNELS_AVX512 && kernels_has_bf16();
+    return chosen == &gemm_amx || (chosen == &gemm_onednn && able);
+}
 const char *tm_gemm_library(void) {
     return chosen ? chosen->describe() : "none";
 }

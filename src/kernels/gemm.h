@@ -43,6 +43,8 @@ typedef struct tm_gemm_args {
 } tm_gemm_args;
 
 void tm_gemm(const tm_gemm_args *g);
+/* Products of bf16 are instructions of this CPU, and those that were chosen use them; others widen, as those of fp16 always do. */
+bool tm_gemm_multiplies_bf16(void);
 /* A row of C has the same bits however many others there are: so it is of our own products, not of every library's. */
 bool tm_gemm_rows_alone(void);
 /* Asks that of OpenBLAS, as often on as it was called with true, and off with false: in products without a_trans whose m is a multiple of 16.

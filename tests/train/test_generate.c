@@ -120,8 +120,41 @@ static void test_packed(void **state) {
     unsetenv("TIDEMILL_GEMM");
 }
 
+/* What is said of a file of halves, and what it answers; precision NULL: the program's choice. */
+static char *answer_of(const char *file, const char *precision, bool *as_bf16) {
+    run_result r = run((run_opts){0}, "generate", "--model", file, "--prompt", "The tide", "--max-new-tokens", "4",
+                       "--json", precision ? "--precision" : NULL, precision, NULL);
+    RUN_OK(&r);
+    if (!precision) {
+        *as_bf16 = strstr(r.err, "f16 are multiplied as bf16") != NULL;
+        assert_int_equal(*as_bf16, !strstr(r.err, "f16 are multiplied as fp32"));
+    }
+    char *out = strdup(r.out);
+    run_free(&r);
+    return out;
+}
+
+/* Halves are computed with in what the CPU multiplies, which is said. */
+static void test_halves(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *model = make_model(&families[0], dir), *file = run_path(dir, "f16.gguf");
+    bool as_bf16;
+    run_result r = run((run_opts){0}, "convert", model, file, "--dtype", "f16", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    for (int builtin = 0; builtin < 2; builtin++) {
+        if (builtin) setenv("TIDEMILL_GEMM", "builtin", 1);
+        char *chosen = answer_of(file, NULL, &as_bf16);
+        char *asked = answer_of(file, as_bf16 ? "bf16" : "fp32", NULL);
+        assert_string_equal(chosen, asked);
+        assert_false(builtin && as_bf16);
+        free(chosen), free(asked);
+    }
+    unsetenv("TIDEMILL_GEMM");
+}
+
 int main(int argc, char **argv) {
-    static struct CMUnitTest tests[TM_COUNT(families) + 1];
+    static struct CMUnitTest tests[TM_COUNT(families) + 2];
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     for (size_t i = 0; i < TM_COUNT(families); i++)
         tests[i] = (struct CMUnitTest){.name = families[i].name,
@@ -130,5 +163,7 @@ int main(int argc, char **argv) {
                                        .initial_state = (void *)(uintptr_t)&families[i]};
     tests[TM_COUNT(families)] =
         (struct CMUnitTest){.name = "packed", .test_func = test_packed, .teardown_func = run_clean};
+    tests[TM_COUNT(families) + 1] =
+        (struct CMUnitTest){.name = "halves", .test_func = test_halves, .teardown_func = run_clean};
     return _cmocka_run_group_tests("train_generate", tests, TM_COUNT(tests), NULL, NULL);
 }
