@@ -97,6 +97,7 @@ typedef struct engine_slot {
     struct engine_sequence *by; /* NULL: free */
     engine_request *held;       /* whose prompt it begins with; NULL: none's */
     size_t n_held;              /* tokens of it */
+    size_t written;             /* positions up to there were written since it was begun anew */
     bool lent;                  /* a row of the pass under way copies from it */
 } engine_slot;
 
@@ -156,8 +157,9 @@ struct tm_engine {
     engine_pass pass;
     sample_room sample;
     uint64_t requests;
-    bool rows_apart;   /* tm_gemm_rows_apart was asked for */
-    bool prompts_next; /* where there are both, passes take turns */
+    uint32_t ring, ring_slack; /* positions of the smallest ring of the cache, and what it has beyond its window */
+    bool rows_apart;           /* tm_gemm_rows_apart was asked for */
+    bool prompts_next;         /* where there are both, passes take turns */
     tm_engine_counts counts;
     tm_status failed;
 };

@@ -7,13 +7,17 @@
 
 /* ---- batches ---------------------------------------------------------------------------------------------------- */
 
+static size_t position_of(const engine_pass *p, const engine_sequence *s) {
+    return p->decode ? s->of->r.n_prompt + s->n_ids - 1 : s->computed;
+}
+
 static void fill_row(const engine_pass *p, uint32_t r, const job_columns *to) {
     const pass_row *row = &p->row[r];
     const engine_sequence *s = row->of;
     int32_t *id = to->ids + (size_t)r * p->seq;
     to->cache_row[r] = s->slot;
     to->cache_from[r] = s->from;
-    to->position[r] = (uint32_t)(p->decode ? s->of->r.n_prompt + s->n_ids - 1 : s->computed);
+    to->position[r] = (uint32_t)position_of(p, s);
     for (uint32_t i = 0; i < row->n; i++) id[i] = p->decode ? s->ids[s->n_ids - 1] : s->of->r.prompt[s->computed + i];
 }
 
@@ -112,24 +116,45 @@ static tm_status start(tm_engine *e) {
     return job_start(&ask, &e->choice);
 }
 
+/* Where a window keeps fewer positions than there may be. */
+static void look_at_rings(tm_engine *e) {
+    e->ring = e->ring_slack = UINT32_MAX;
+    for (uint32_t u = 0; u < tm_model_units(e->job->model); u++) {
+        uint32_t positions = job_kv_positions(e->job, u), window = tm_model_unit(e->job->model, u)->kv_window;
+        if (positions == e->opts.positions || window == 0) continue;
+        e->ring = (uint32_t)tm_min_u64(e->ring, positions);
+        e->ring_slack = (uint32_t)tm_min_u64(e->ring_slack, positions - window);
+    }
+}
+
 tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
     job_opts o = {.model = e->opts.model,
                   .dtype = e->opts.precision,
                   .slots = 1,
                   .kv_rows = e->opts.sequences,
                   .kv_capacity = e->opts.positions,
+                  .kv_chunk = e->chunk,
                   .positions = e->opts.positions,
                   .other_bytes = other_bytes};
     TM_TRY(forward_opts(&o, &e->opts.tiers, &e->adapter));
     forward_only(&o);
     if (e->adapters.n > 0) engine_use_adapters(e, &o);
     TM_TRY(job_open(&e->job, &o));
+    look_at_rings(e);
     e->job->sinks.fill = fill;
     e->job->sinks.take_logits = take_logits;
     e->job->sinks.may_go_on = e->opts.may_go_on;
     e->job->sinks.may_go_on_ctx = e->opts.may_go_on_ctx;
     e->job->sinks.fill_ctx = e->job->sinks.take_ctx = e;
     return start(e);
+}
+
+static void note_written(tm_engine *e) {
+    const engine_pass *p = &e->pass;
+    for (uint32_t r = 0; r < p->n; r++) {
+        engine_slot *slot = &e->slot[p->row[r].of->slot];
+        slot->written = tm_max_u64(slot->written, position_of(p, p->row[r].of) + p->seq);
+    }
 }
 
 tm_status engine_run_pass(tm_engine *e) {
@@ -143,5 +168,6 @@ tm_status engine_run_pass(tm_engine *e) {
     e->adapters.passes++;
     e->job->step.wanted = p->wanted;
     e->job->step.n_wanted = p->n_wanted;
+    note_written(e);
     return job_run(e->job, p->decode ? e->decode : e->choice.plan);
 }

@@ -23,8 +23,15 @@ static size_t in_common(const engine_sequence *s, const engine_request *q, size_
     return i;
 }
 
+/* A window's keys before a position are there while nothing far behind it was written: in a ring that takes their place. */
+static bool windows_reach(const tm_engine *e, size_t position, size_t written) {
+    return written <= e->ring || written <= position + e->ring_slack;
+}
+
 static size_t held_for(const tm_engine *e, uint32_t slot, const engine_sequence *s) {
-    return in_common(s, e->slot[slot].held, e->slot[slot].n_held);
+    const engine_slot *at = &e->slot[slot];
+    size_t n = in_common(s, at->held, at->n_held);
+    return windows_reach(e, n, at->written) ? n : 0;
 }
 
 uint32_t engine_choose_slot(const tm_engine *e, const engine_sequence *s) {
@@ -70,7 +77,11 @@ bool engine_look(const tm_engine *e, const engine_sequence *s, engine_start *out
 
 void engine_begin(tm_engine *e, engine_sequence *s, const engine_start *at) {
     TM_ASSERT(!s->begun && !e->slot[s->slot].lent);
-    if (at->from != UINT32_MAX) e->slot[at->from].lent = true;
+    if (at->from != UINT32_MAX) {
+        e->slot[at->from].lent = true;
+        e->slot[s->slot].written = e->slot[at->from].written;
+    } else if (at->computed == 0)
+        e->slot[s->slot].written = 0;
     s->begun = true;
     s->from = at->from;
     s->computed = at->computed;

@@ -205,6 +205,7 @@ typedef struct job_opts {
     uint64_t order_seed;           /* != 0: random legal orders (tests) */
     bool stub_disk, stub_compute;  /* measuring: as in tm_exec_opts, from the end of the import on */
     uint32_t kv_rows, kv_capacity; /* of a key-value cache: rows, positions of each; 0: there is none */
+    uint32_t kv_chunk;             /* tokens of a row that a pass has, at most: bounds what a window keeps */
     uint32_t positions;            /* of the longest row there may be, as tm_model_set_positions */
     bool packed;                   /* rows may be several documents */
     /* bounds of the planner (DeepSpeed's knobs), as in tm_plan_opts; 0: its own */
@@ -356,8 +357,7 @@ struct tm_job {
     frozen_piece *frozen; /* of all parts that do not learn, in order */
     uint32_t n_frozen;
     size_t cap_frozen;
-    uint32_t *kv; /* per unit: key-value cache objects (generation); NULL otherwise */
-    uint32_t kv_rows, kv_capacity;
+    uint32_t *kv;        /* per unit: key-value cache objects (generation); NULL otherwise */
     XXH3_state_t *hash;  /* of a walk under way */
     job_budget budget;   /* job_start's, as the next */
     job_account account; /* of the plans that the job runs */
@@ -484,6 +484,12 @@ tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks);
 job_state job_move_state(tm_job *job);               /* to the caller; the job has none then */
 void job_set_state(tm_job *job, const job_state *s); /* the job's from here on, in place of the one it had */
 void job_free_state(job_state *s);
+
+/* ---- the key-value cache (kv.c) --------------------------------------------------------------------------------- */
+
+/* Positions that a row of the unit's cache keeps: opts.kv_capacity, or a ring of its window. */
+uint32_t job_kv_positions(const tm_job *job, uint32_t unit);
+tm_status kv_add_state(tm_job *job, uint32_t *bundle, uint32_t *objects); /* both are counted on */
 
 /* ---- what learns (roles.c) -------------------------------------------------------------------------------------- */
 

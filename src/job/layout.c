@@ -132,7 +132,7 @@ void job_set_state(tm_job *job, const job_state *s) {
 
 tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks) {
     job_set_state(job, &(job_state){.parks = parks});
-    uint32_t parts = tm_model_parts(job->model), units = tm_model_units(job->model), bundle = 0, want = 0;
+    uint32_t parts = tm_model_parts(job->model), bundle = 0, want = 0;
     TM_TRY(tm_layout_create(&job->layout));
     job->part = tm_calloc(parts + 1, sizeof *job->part);
     if (!job->part) return tm_nomem(parts * sizeof *job->part);
@@ -140,18 +140,6 @@ tm_status job_add_state(tm_job *job, const job_opts *opts, bool parks) {
         TM_TRY(add_part(job, opts, p, &bundle));
         want += objects_of(job, &job->part[p]);
     }
-    if (opts->kv_capacity) {
-        job->kv = tm_malloc(sizeof *job->kv * units);
-        if (!job->kv) return tm_nomem(sizeof *job->kv * units);
-        job->kv_rows = opts->kv_rows;
-        job->kv_capacity = opts->kv_capacity;
-        for (uint32_t u = 0; u < units; u++) {
-            const tm_unit *unit = tm_model_unit(job->model, u);
-            uint64_t bytes = (uint64_t)unit->kv_bytes * opts->kv_rows * opts->kv_capacity;
-            job->kv[u] = bytes ? add_object(job, TM_KIND_SCRATCH, u, bundle++, bytes, false) : TM_NO_OBJECT;
-            if (unit->kv_unit < u) job->kv[u] = job->kv[unit->kv_unit];
-            want += bytes ? 1 : 0;
-        }
-    }
+    if (opts->kv_capacity) TM_TRY(kv_add_state(job, &bundle, &want));
     return tm_layout_objects(job->layout) == want ? TM_OK : tm_nomem(want * sizeof(tm_object));
 }

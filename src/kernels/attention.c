@@ -20,16 +20,18 @@ static uint64_t padded_dim(const tm_attention *a) {
 /* What another row has computed; then the new keys and values go to their positions. */
 static void fill_cache(const tm_attention *a) {
     size_t bytes = attention_cache_entry(a) * tm_elem_bytes(a->type);
+    bool ring = a->window && a->kv_capacity % TILE == 0 && a->kv_capacity >= tm_attention_ring(a->window, a->seq);
     for (uint64_t b = 0; a->cache_from && b < a->rows; b++)
         if (a->cache_from[b] != UINT32_MAX)
             memcpy(attention_cache_at(a, attention_cache_row(a, b), 0), attention_cache_at(a, a->cache_from[b], 0),
-                   attention_position(a, b) * bytes);
+                   tm_min_u64(attention_position(a, b), a->kv_capacity) * bytes);
     for (uint64_t b = 0; b < a->rows; b++) {
-        TM_ASSERT(attention_position(a, b) + a->seq <= a->kv_capacity);
-        char *to = attention_cache_at(a, attention_cache_row(a, b), attention_position(a, b));
+        uint64_t position = attention_position(a, b), row = attention_cache_row(a, b);
+        TM_ASSERT(ring || position + a->seq <= a->kv_capacity);
         for (uint64_t s = 0; s < a->seq; s++) {
-            memcpy(to + s * bytes, attention_k(a, b, s), bytes / 2);
-            memcpy(to + s * bytes + bytes / 2, attention_v(a, b, s), bytes / 2);
+            char *to = attention_cache_at(a, row, position + s);
+            memcpy(to, attention_k(a, b, s), bytes / 2);
+            memcpy(to + bytes / 2, attention_v(a, b, s), bytes / 2);
         }
     }
 }
@@ -135,10 +137,11 @@ static void forward_item(const tm_attention *a, uint64_t b, uint64_t head) {
     attention_view kv = attention_view_of(a, b, head / (a->heads / a->kv_heads));
     memset(w.o, 0, a->seq * dp * sizeof *w.o);
     for (uint64_t s = 0; s < a->seq; s++) w.max[s] = -INFINITY, w.sum[s] = 0;
-    for (uint64_t k0 = 0; k0 < kv.keys; k0 += TILE) {
+    for (uint64_t k0 = kv.first; k0 < kv.keys; k0 += TILE) {
         size_t nk = (size_t)tm_min_u64(TILE, kv.keys - k0);
-        tile_rows k = load_rows(a, kernels_at_const(a->type, kv.k, k0 * kv.ld_k), kv.ld_k, nk, w.k);
-        tile_rows v = load_rows(a, kernels_at_const(a->type, kv.v, k0 * kv.ld_v), kv.ld_v, nk, w.v);
+        uint64_t at = k0 % kv.ring; /* a tile does not go over the ring's end */
+        tile_rows k = load_rows(a, kernels_at_const(a->type, kv.k, at * kv.ld_k), kv.ld_k, nk, w.k);
+        tile_rows v = load_rows(a, kernels_at_const(a->type, kv.v, at * kv.ld_v), kv.ld_v, nk, w.v);
         load_transposed(a, k, nk, w.kt);
         attention_pair r;
         for (uint64_t q0 = 0; q0 < a->seq; q0 += TILE)
@@ -161,13 +164,15 @@ static void decode_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
         memset(w.o, 0, d * sizeof *w.o);
         for (uint64_t k0 = begin; k0 < kv.keys; k0 += TILE) {
             size_t nk = (size_t)tm_min_u64(TILE, kv.keys - k0);
+            uint64_t at = k0 % kv.ring;
             for (size_t j = 0; j < TILE; j++) w.s[j] = -INFINITY;
             for (size_t j = 0; j < nk; j++)
-                w.s[j] = kernels.dot(q, kernels_load(a->type, kv.k, (k0 + j) * kv.ld_k, buf, d), d);
+                w.s[j] = kernels.dot(q, kernels_load(a->type, kv.k, attention_entry(&kv, at, j) * kv.ld_k, buf, d), d);
             if (a->softcap != 0) kernels.softcap(w.s, scale, a->softcap, nk);
             kernels.scale(kernels.softmax_row(w.s, a->softcap != 0 ? 1 : scale, &max, &sum, TILE), w.o, d);
             for (size_t j = 0; j < nk; j++)
-                kernels.axpy(w.s[j], kernels_load(a->type, kv.v, (k0 + j) * kv.ld_v, buf, d), w.o, d);
+                kernels.axpy(w.s[j], kernels_load(a->type, kv.v, attention_entry(&kv, at, j) * kv.ld_v, buf, d), w.o,
+                             d);
         }
         attention_store_output(a, b, head, 0, w.o, max, sum);
     }

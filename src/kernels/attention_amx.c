@@ -225,10 +225,11 @@ static void forward_item(const tm_attention *a, uint64_t b, uint64_t head) {
     amx_begin_tiles();
     memset(w.o, 0, whole(a->seq) * d * sizeof *w.o);
     for (uint64_t s = 0; s < a->seq; s++) w.max[s] = -INFINITY, w.sum[s] = 0;
-    for (uint64_t k0 = 0; k0 < kv.keys; k0 += TILE) {
+    for (uint64_t k0 = kv.first; k0 < kv.keys; k0 += TILE) {
         w.nk = (size_t)tm_min_u64(TILE, kv.keys - k0);
-        pack_transposed(pack_rows(keys(a, &kv, k0, w.nk), w.q), w.nk, d, w.kt);
-        pack_depths(pack_rows(values(a, &kv, k0, w.nk), w.q), w.nk, d, w.v);
+        uint64_t at = k0 % kv.ring; /* a tile does not go over the ring's end */
+        pack_transposed(pack_rows(keys(a, &kv, at, w.nk), w.q), w.nk, d, w.kt);
+        pack_depths(pack_rows(values(a, &kv, at, w.nk), w.q), w.nk, d, w.v);
         attention_pair r;
         for (uint64_t q0 = 0; q0 < a->seq; q0 += TILE)
             if (attention_meet(a, b, q0, k0, kv.keys, GRAIN, &r)) forward_pair(a, b, head, &r, &w);

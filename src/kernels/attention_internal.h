@@ -21,7 +21,13 @@ extern const attention_way attention_by_amx;
 typedef struct attention_view { /* keys and values of one (batch row, kv head), as many as are visible */
     const void *k, *v;
     uint64_t ld_k, ld_v, keys;
+    uint64_t first, ring; /* first: tile of which a key may be seen; key j is row j mod ring */
 } attention_view;
+/* A row that comes after one, of a ring. */
+static inline uint64_t attention_entry(const attention_view *kv, uint64_t first, uint64_t after) {
+    uint64_t at = first + after;
+    return at < kv->ring ? at : at - kv->ring;
+}
 uint64_t attention_position(const tm_attention *a, uint64_t b);  /* of the row's first query */
 uint64_t attention_cache_entry(const tm_attention *a);           /* elements of a position in the cache */
 uint64_t attention_cache_row(const tm_attention *a, uint64_t b); /* that of row b */

@@ -28,7 +28,13 @@ uint64_t attention_cache_row(const tm_attention *a, uint64_t b) {
     return a->cache_row ? a->cache_row[b] : b;
 }
 void *attention_cache_at(const tm_attention *a, uint64_t row, uint64_t position) {
-    return kernels_at(a->type, a->kv_cache, (row * a->kv_capacity + position) * attention_cache_entry(a));
+    return kernels_at(a->type, a->kv_cache,
+                      (row * a->kv_capacity + position % a->kv_capacity) * attention_cache_entry(a));
+}
+
+static uint64_t first_tile(const tm_attention *a, uint64_t b) {
+    uint64_t position = attention_position(a, b);
+    return a->window && position >= a->window ? (position + 1 - a->window) / TILE * TILE : 0;
 }
 
 attention_view attention_view_of(const tm_attention *a, uint64_t b, uint64_t kv) {
@@ -39,13 +45,16 @@ attention_view attention_view_of(const tm_attention *a, uint64_t b, uint64_t kv)
                                 .v = kernels_at_const(a->type, row, values + at),
                                 .ld_k = attention_cache_entry(a),
                                 .ld_v = attention_cache_entry(a),
-                                .keys = attention_position(a, b) + a->seq};
+                                .keys = attention_position(a, b) + a->seq,
+                                .first = first_tile(a, b),
+                                .ring = a->kv_capacity};
     }
     return (attention_view){.k = kernels_at_const(a->type, attention_k(a, b, 0), at),
                             .v = kernels_at_const(a->type, attention_v(a, b, 0), at),
                             .ld_k = a->ld_k,
                             .ld_v = a->ld_v,
-                            .keys = a->seq};
+                            .keys = a->seq,
+                            .ring = a->seq};
 }
 
 /* ---- scores ---- */

@@ -288,8 +288,9 @@ typedef struct tm_attention {
     void *o;                    /* [padded][heads head_dim] */
     float *lse;                 /* [padded][heads] */
     /* forward with a cache: new k, v are stored at their positions, keys are read from there */
-    void *kv_cache; /* [rows][kv_capacity][2][kv_heads head_dim], type */
-    uint32_t kv_capacity;
+    void *kv_cache; /* [rows][kv_capacity][2][kv_heads head_dim], type; position p is entry p mod kv_capacity */
+    uint32_t
+        kv_capacity; /* of all positions; or, on the host, of tm_attention_ring(window, seq) at least: a multiple of it */
     const uint32_t *cache_row; /* [rows] row of the cache, no two alike; NULL: the row itself */
     /* [rows] row of the cache whose entries before `position` are this row's, too, and are copied; it is none that this
      * call copies to. UINT32_MAX, or NULL: what is before is there */
@@ -303,6 +304,12 @@ typedef struct tm_attention {
     const tm_rope *rope;
     void *workspace;
 } tm_attention;
+/* Positions that a row of the cache keeps where attention looks through a window, for calls of at most `seq` tokens: those
+ * that the first query's tile of keys begins with, and what the call writes. A multiple of TM_ATTENTION_TILE. */
+static inline uint64_t tm_attention_ring(uint32_t window, uint32_t seq) {
+    uint64_t n = (uint64_t)window + seq + TM_ATTENTION_TILE - 2;
+    return (n + TM_ATTENTION_TILE - 1) / TM_ATTENTION_TILE * TM_ATTENTION_TILE;
+}
 uint64_t tm_attention_workspace(const tm_attention *a, bool backward); /* reads the sizes only; depends on threads */
 void tm_attention_forward(const tm_attention *a);
 void tm_attention_backward(const tm_attention *a);

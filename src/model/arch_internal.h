@@ -179,7 +179,7 @@ void model_begin_unit(model_builder *b, tm_unit_kind kind, const char *name);
 void model_set_slot(model_builder *b, unsigned slot, const char *name, uint64_t bytes, uint64_t grad_bytes);
 /* The slot is `of` of an earlier unit. */
 void model_bridge_slot(model_builder *b, unsigned slot, uint32_t unit, unsigned of);
-void model_set_kv_bytes(model_builder *b, uint64_t bytes);
+void model_set_kv(model_builder *b, uint64_t bytes, uint32_t window);
 void model_share_kv(model_builder *b, uint32_t unit); /* attention stores into, and reads, an earlier unit's cache */
 
 /* Stages. `spec` says what they compute but for its kind; slots that they use follow from it.

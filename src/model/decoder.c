@@ -189,7 +189,7 @@ static void add_slots(block *k, bool fused_qkv, bool fused_gate_up) {
     if (has(k, POST_MLP)) model_set_slot(b, SLOT_MLP_ADD, "mlp_add", h, h);
     if (has(k, MODULE_INPUT_GATE)) add_input_slots(k);
     if (k->source == k->layer)
-        model_set_kv_bytes(b, 2 * k->kv * e);
+        model_set_kv(b, 2 * k->kv * e, windowed(k, k->layer) ? k->c->sliding_window : 0);
     else
         model_share_kv(b, unit_of(k->source));
 }

@@ -201,6 +201,7 @@ typedef struct tm_unit {
     uint32_t first_part, n_parts; /* parts that this unit owns */
     tm_slot slot[TM_MAX_SLOTS];   /* 0: input, 1: output (embed has no input; head has no output) */
     uint32_t kv_bytes;            /* of a key-value cache per row and position, 0: none of its own */
+    uint32_t kv_window;           /* of its attention, whose keys are all that is read of it; 0: all are */
     uint32_t kv_unit;             /* whose cache its stages use: its own, or an earlier unit's */
 } tm_unit;
 
@@ -335,13 +336,17 @@ typedef struct tm_stage_args {
                                  in fp16, and so are all gradients then */
     float *kept_logits; /* head, vocabulary part: NULL, or tm_head_kept_bytes that forward fills and backward uses up
                            instead of multiplying again: same bits */
-    void *kv_cache;     /* NULL, or [rows][kv_capacity] entries of kv_bytes; positions < batch->position are filled */
+    void *kv_cache;     /* NULL, or [rows][kv_capacity] entries of kv_bytes, as tm_attention has them; positions <
+                           batch->position, of those that are kept, are filled */
     uint32_t kv_capacity;
     void *workspace; /* tm_stage_workspace bytes, 64-byte aligned */
     /* Forward, on the host: is shown what the stage multiplies, a chunk of rows a call, in order. NULL: nobody looks. */
     void (*take_input)(void *ctx, const tm_product_input *input);
     void *take_ctx;
 } tm_stage_args;
+/* Of `positions` those that a row of the unit's key-value cache keeps, where calls have at most `chunk` tokens of a row: all,
+ * or what its window needs. On the host; a device's kernels keep all. */
+uint32_t tm_model_kv_positions(const tm_model *m, uint32_t unit, uint32_t positions, uint32_t chunk);
 /* Bytes of scratch that one call needs; depends on the token rows (and seq) only. */
 uint64_t tm_stage_workspace(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, uint32_t rows,
                             uint32_t seq);

@@ -20,6 +20,11 @@ const stage_kind *model_stage_kind(stage_code code) {
     return &kinds[code];
 }
 
+uint32_t tm_model_kv_positions(const tm_model *m, uint32_t unit, uint32_t positions, uint32_t chunk) {
+    uint32_t window = m->unit[m->unit[unit].kv_unit].kv_window;
+    return window ? (uint32_t)tm_min_u64(positions, tm_attention_ring(window, chunk)) : positions;
+}
+
 uint64_t tm_stage_workspace(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, uint32_t rows,
                             uint32_t seq) {
     const stage_spec *s = m->unit[unit].stage[stage].spec;

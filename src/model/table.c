@@ -395,8 +395,10 @@ void model_bridge_slot(model_builder *b, unsigned slot, uint32_t unit, unsigned 
     s->of_unit = unit, s->of_slot = (uint8_t)of;
 }
 
-void model_set_kv_bytes(model_builder *b, uint64_t bytes) {
-    if (b->rc == TM_OK) b->m->unit[b->unit].kv_bytes = (uint32_t)bytes;
+void model_set_kv(model_builder *b, uint64_t bytes, uint32_t window) {
+    if (b->rc != TM_OK) return;
+    b->m->unit[b->unit].kv_bytes = (uint32_t)bytes;
+    b->m->unit[b->unit].kv_window = window;
 }
 
 void model_share_kv(model_builder *b, uint32_t unit) {

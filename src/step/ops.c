@@ -130,7 +130,7 @@ static tm_status run_forward(const op_call *c) {
     tm_packed packed;
     a.packed = packed_at(c, a.weight[0], &packed);
     a.kv_cache = op_operand(c, OPERAND_KV_CACHE);
-    a.kv_capacity = a.kv_cache ? c->job->kv_capacity : 0;
+    a.kv_capacity = a.kv_cache ? job_kv_positions(c->job, a.unit) : 0;
     return tm_stage_forward(&a);
 }
 

@@ -683,6 +683,56 @@ static void attention_cache(void **state) {
         for (size_t i = 0; i < TM_COUNT(cases); i++) check_cache(types[k], &cases[i]);
 }
 
+/* A window's ring gives the bits that a cache of all positions does: chunks of a prompt, one copied, then answers. */
+static void check_ring(tm_elem t, uint32_t window, double cap) {
+    enum { ROWS = 2, SEQ = 61, ALL = 1024, D = 32, COPIED = 6, CHUNKS = 9, ANSWERS = 200 };
+    const attention_case c = {ROWS, SEQ, 4, 2, D, window, cap, 0, 0, false, false};
+    uint64_t ring = tm_attention_ring(window, SEQ), entry = (uint64_t)2 * c.kv_heads * D;
+    uint32_t position[ROWS] = {0, 0}, place[ROWS] = {1, 2}, from[ROWS] = {UINT32_MAX, UINT32_MAX};
+    attention_data d = attention_begin(&c);
+    void *o[2], *cache[2];
+    assert_true(ring % TM_ATTENTION_TILE == 0 && ring < ALL);
+    for (int k = 0; k < 2; k++) {
+        o[k] = calloc(d.padded * d.width, 4), cache[k] = malloc(3 * (k ? ring : ALL) * entry * 4);
+        memset(cache[k], 0xff, 3 * (k ? ring : ALL) * entry * 4); /* a NaN where nothing was written */
+    }
+    tm_attention a = attention_call(t, &c, &d);
+    a.cache_row = place, a.cache_from = from, a.position = position;
+    a.lse = malloc(d.padded * c.heads * sizeof *a.lse), a.workspace = attention_workspace(&a, false);
+    for (unsigned call = 0; call < CHUNKS + ANSWERS; call++) {
+        a.decode = call >= CHUNKS, a.seq = a.decode ? 1 : SEQ;
+        from[1] = UINT32_MAX;
+        if (call == COPIED) place[1] = 0, from[1] = place[0], position[1] = position[0]; /* which goes on beside it */
+        void *x[3];
+        for (int i = 0; i < 3; i++) {
+            double *drawn = randoms(d.padded * d.ld[i], 1.5);
+            x[i] = stored(t, drawn, d.padded * d.ld[i]);
+            free(drawn);
+        }
+        a.q = x[0], a.k = x[1], a.v = x[2];
+        for (int k = 0; k < 2; k++) {
+            a.o = o[k], a.kv_cache = cache[k], a.kv_capacity = k ? (uint32_t)ring : ALL;
+            tm_attention_forward(&a);
+        }
+        assert_memory_equal(o[0], o[1], bytes_of(t, (size_t)ROWS * a.seq * d.width));
+        for (int i = 0; i < 3; i++) free(x[i]);
+        for (int b = 0; b < ROWS; b++) position[b] += a.seq - (call < 3 && b ? 7 : 0); /* rows of other lengths */
+    }
+    for (int k = 0; k < 2; k++) free(o[k]), free(cache[k]);
+    free(a.lse), free(a.workspace);
+    attention_end(&d);
+}
+
+static void attention_ring(void **state) {
+    (void)state;
+    for (size_t k = 0; k < TM_COUNT(types); k++) {
+        check_ring(types[k], 1, 0);
+        check_ring(types[k], 8, 0);
+        check_ring(types[k], 100, 1.1);
+        check_ring(types[k], 131, 0);
+    }
+}
+
 /* ---- embedding ---- */
 
 static void check_embedding(tm_elem t, bool add, bool clear, float scale) {
@@ -877,14 +927,23 @@ static void frequencies(void **state) {
 
 static int run_column(const char *isa) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(norms),       cmocka_unit_test(activations),
-        cmocka_unit_test(softcap),     cmocka_unit_test(scale),
-        cmocka_unit_test(dropout),     cmocka_unit_test(squares),
-        cmocka_unit_test(magnitudes),  cmocka_unit_test(columns),
-        cmocka_unit_test(attention),   cmocka_unit_test(attention_cache),
-        cmocka_unit_test(documents),   cmocka_unit_test(embedding),
-        cmocka_unit_test(head),        cmocka_unit_test(rope),
-        cmocka_unit_test(frequencies), cmocka_unit_test(wrong_slope_is_not_used),
+        cmocka_unit_test(norms),
+        cmocka_unit_test(activations),
+        cmocka_unit_test(softcap),
+        cmocka_unit_test(scale),
+        cmocka_unit_test(dropout),
+        cmocka_unit_test(squares),
+        cmocka_unit_test(magnitudes),
+        cmocka_unit_test(columns),
+        cmocka_unit_test(attention),
+        cmocka_unit_test(attention_cache),
+        cmocka_unit_test(attention_ring),
+        cmocka_unit_test(documents),
+        cmocka_unit_test(embedding),
+        cmocka_unit_test(head),
+        cmocka_unit_test(rope),
+        cmocka_unit_test(frequencies),
+        cmocka_unit_test(wrong_slope_is_not_used),
     };
     return cmocka_run_group_tests_name(isa, tests, NULL, NULL);
 }

@@ -13,7 +13,7 @@
 
 /* ---- what sequences answered ------------------------------------------------------------------------------------ */
 
-enum { MOST = 160, TOPS = 3 };
+enum { MOST = 400, TOPS = 3 };
 typedef struct told {
     int32_t id[MOST], prompt_id[MOST], top[MOST][TOPS];
     float logprob[MOST], prompt_logprob[MOST], top_logprob[MOST][TOPS];
@@ -120,6 +120,89 @@ static void check_company(tm_dtype precision) {
     tm_engine_close(e);
     for (uint32_t i = 0; i < REQUESTS; i++) same(&alone[i], &beside[i]);
 }
+
+/* ---- windows keep their window ---------------------------------------------------------------------------------- */
+
+/* A folder's model with room for more positions than its golden values needed. */
+static const char *longer(const char *model, const char *config) {
+    const char *dir = run_dir();
+    char *json = run_read(run_path(model, config), NULL), *at = strstr(json, "\"max_position_embeddings\": ");
+    assert_non_null(at);
+    size_t before = (size_t)(strchr(at, ':') - json) + 1;
+    run_copy(run_path(model, "model.safetensors"), run_path(dir, "model.safetensors"));
+    run_write(run_path(dir, "config.json"), run_format("%.*s 512%s", (int)before, json, strchr(at, ',')));
+    free(json);
+    return dir;
+}
+
+/* Prompts of up to 330 tokens, with what earlier ones began with, each said twice. */
+static tm_request long_request(uint32_t i, uint32_t vocab, int32_t *prompt) {
+    static const size_t length[] = {330, 300, 200, 331, 90, 330, 250, 332, 64, 320};
+    static const size_t shared[] = {0, 280, 60, 325, 30, 329, 190, 331, 0, 319};
+    size_t n = length[i % TM_COUNT(length)], like = shared[i % TM_COUNT(length)];
+    for (size_t k = 0; k < n; k++) prompt[k] = (int32_t)((k * k + k * 37 + (k < like ? 0 : i * 11) + 5) % vocab);
+    tm_request r = {.prompt = prompt, .n_prompt = n, .max_new_tokens = 20 + i, .ignore_eos = true, .top = TOPS};
+    if (i % 3 == 1) r.score_from = n - 20;
+    return r;
+}
+
+/* With a cache of all positions (a pass may have so many tokens), and with rings of 192. */
+static void check_rings(const char *model, tm_dtype precision, uint32_t vocab) {
+    enum { N = 10 };
+    static told whole[N], ring[N];
+    static int32_t prompt[N][MOST];
+    memset(whole, 0, sizeof whole), memset(ring, 0, sizeof ring);
+    tm_engine_opts opts = {.model = model, .precision = precision, .precision_given = true, .positions = 400};
+    opts.chunk = 400;
+    for (uint32_t i = 0; i < N; i++) {
+        tm_engine *e = open_engine(&opts);
+        add(e, long_request(i, vocab, prompt[i]), &whole[i]);
+        run_all(e);
+        tm_engine_close(e);
+    }
+    opts.chunk = 64, opts.sequences = 3;
+    tm_engine *e = open_engine(&opts);
+    for (uint32_t i = 0; i < N; i++) {
+        bool busy;
+        add(e, long_request(i, vocab, prompt[i]), &ring[i]);
+        for (uint32_t k = 0; k < 2 * i; k++) RUN_EXPECT_STATUS(tm_engine_step(e, &busy));
+    }
+    run_all(e);
+    assert_true(tm_engine_count(e).shared_tokens > 600);
+    tm_engine_close(e);
+    for (uint32_t i = 0; i < N; i++) same(&whole[i], &ring[i]);
+}
+
+/* What its refusal at one byte names. */
+static uint64_t least(const char *model, uint32_t positions) {
+    tm_engine *e;
+    tm_engine_opts opts = {.model = model, .positions = positions, .chunk = 64, .sequences = 8};
+    opts.tiers.host_budget = 1;
+    assert_int_equal(tm_engine_open(&e, &opts), TM_EBUDGET);
+    uint64_t bytes = train_minimum(tm_error_get()->text);
+    tm_error_clear();
+    return bytes;
+}
+
+/* Mistral's blocks all look through a window of 8; of Gemma 3's three one does not. 8 rows of 256 bytes a position. */
+static void test_rings_memory(void **state) {
+    (void)state;
+    const char *mistral = longer(TM_TEST_FIXTURES "/arch_mistral", "config.json");
+    const char *gemma3 = longer(TM_TEST_FIXTURES "/arch_gemma3", "config.json");
+    assert_int_equal(least(mistral, 512), least(mistral, 192));
+    assert_in_range(least(gemma3, 512) - least(gemma3, 256), 8 * 256 * 256, 8 * 256 * 256 + 4096);
+}
+
+static void test_rings(void **state) {
+    (void)state;
+    const char *gemma3 = longer(TM_TEST_FIXTURES "/arch_gemma3", "config.json");
+    check_rings(gemma3, TM_F32, 256);
+    check_rings(gemma3, TM_BF16, 256);
+    check_rings(longer(TM_TEST_FIXTURES "/arch_mistral", "config.json"), TM_F32, 256);
+    check_rings(longer(TM_TEST_FIXTURES "/arch_gemma4", "config.json"), TM_F32, 70);
+}
+
+/* ---- in its types ----------------------------------------------------------------------------------------------- */
 
 static void test_company_fp32(void **state) {
     (void)state;
@@ -413,10 +496,16 @@ static void test_refusals(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_company_fp32),     cmocka_unit_test(test_company_bf16),
-        cmocka_unit_test(test_logprobs),         cmocka_unit_test(test_text),
-        cmocka_unit_test(test_answers),          cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_refusals),         cmocka_unit_test_teardown(test_adapters, run_clean),
+        cmocka_unit_test(test_company_fp32),
+        cmocka_unit_test(test_company_bf16),
+        cmocka_unit_test_teardown(test_rings, run_clean),
+        cmocka_unit_test_teardown(test_rings_memory, run_clean),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test_teardown(test_adapters, run_clean),
         cmocka_unit_test(test_adapters_refused),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
