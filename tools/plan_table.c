@@ -13,7 +13,7 @@ const char *tm_table_name(const tm_table_row *row) {
 
 const char *tm_table_size(uint64_t bytes, char buf[TM_TABLE_SIZE_BYTES]) {
     if (bytes % TM_MIB)
-        snprintf(buf, TM_TABLE_SIZE_BYTES, "%" PRIu64, bytes);
+        snprintf(buf, TM_TABLE_SIZE_BYTES, "%" PRIu64 "KiB", (bytes + 1023) / 1024);
     else
         snprintf(buf, TM_TABLE_SIZE_BYTES, "%" PRIu64 "MiB", bytes / TM_MIB);
     return buf;
@@ -167,13 +167,26 @@ static void print_table(const tm_table *t, const char *model) {
     printf("\nmemory: what --memory.host_budget would be; *: more memory saves less than a tenth of a step's time\n");
 }
 
-static const char *model_of(const tm_plan_args *args) {
-    const char *model = "the model";
+/* What an option gives `key`; NULL: none does. */
+static const char *said(const tm_plan_args *args, const char *key) {
+    const char *value = NULL;
+    size_t len = strlen(key);
     for (size_t i = 0; i < args->train.n_set; i++) {
         const char *at = args->train.set[i] + (strncmp(args->train.set[i], "--", 2) ? 0 : 2);
-        if (!strncmp(at, "model=", 6)) model = at + 6;
+        if (!strncmp(at, key, len) && at[len] == '=') value = at + len + 1;
     }
-    return model;
+    return value;
+}
+
+static const char *model_of(const tm_plan_args *args) {
+    const char *model = said(args, "model");
+    return model ? model : "the model";
+}
+
+static const char *data_of(const tm_plan_args *args) {
+    const char *data = said(args, "data.train");
+    if (!data) data = said(args, "dataset");
+    return data && *data != '[' && *data != '{' ? data : "FILE";
 }
 
 /* The best of the first method that runs, to paste. */
@@ -185,8 +198,8 @@ static void print_next(const tm_table *t, const tm_plan_args *args) {
     if (i == t->n || !t->row[i].method) return;
     const tm_table_row *row = &t->row[i];
     char size[TM_TABLE_SIZE_BYTES];
-    printf("next: tidemill new --model %s --data FILE --method %s --budget %s\n", model_of(args), row->method->name,
-           tm_table_size(row->cell[tm_table_best(row)].budget, size));
+    printf("next: tidemill new --model %s --data %s --method %s --budget %s\n", model_of(args), data_of(args),
+           row->method->name, tm_table_size(row->cell[tm_table_best(row)].budget, size));
 }
 
 static tm_status print_table_json(const tm_table *t) {

@@ -213,6 +213,7 @@ tm_status cfg_apply_set(cfg_state *s, const char *given) {
     const schema_row *row = schema_find(path), *own = row && row->alias_of ? schema_find(row->alias_of) : row;
     const tm_json *value;
     TM_TRY(set_value(s, own, eq + 1, name, &value));
+    if (own) own = config_row_of_word(own, value);
     const char *dot = strrchr(path, '.');
     if (dot) snprintf(section, sizeof section, "%.*s", (int)(dot - path), path);
     tm_json key = *value;

@@ -26,6 +26,13 @@ static const schema_row *find(const char *name, size_t n, char path[LONGEST]) {
     return row && row->alias_of ? schema_find(row->alias_of) : row;
 }
 
+/* Of "data" as an option the files are meant, unless an object is given. */
+static const schema_row *meant(const schema_row *row, const char *value, char path[LONGEST]) {
+    if (!row || strcmp(row->path, "data") || !value || *value == '{') return row;
+    snprintf(path, LONGEST, "data.train");
+    return schema_find(path);
+}
+
 /* ---- which of the words that follow are its value ----------------------------------------------------------------- */
 
 static bool is_number(const char *word) {
@@ -96,6 +103,7 @@ tm_status tm_config_option(int argc, const char *const *argv, int *at, tm_buf *o
     char path[LONGEST], expects[512];
     const schema_row *row = find(name, equals ? (size_t)(equals - name) : strlen(name), path);
     size_t n = 0;
+    row = meant(row, equals ? equals + 1 : *at + 1 < argc ? argv[*at + 1] : NULL, path);
     *is_key = row != NULL;
     if (!row) return TM_OK;
     TM_TRY(tm_buf_printf(out, "--%s=", path));

@@ -197,9 +197,11 @@ tm_status config_take_theirs(cfg_state *s) {
 
 /* axolotl's "optimizer: adamw_torch" and "adapter: lora" have the names of sections. */
 const schema_row *config_row_of_word(const schema_row *row, const tm_json *value) {
-    static const char *const words[][2] = {{"optimizer", "optim"}, {"adapter", "tuner_type"}};
+    static const char *const words[][2] = {{"optimizer", "optim"}, {"adapter", "tuner_type"}, {"data", "data.train"}};
+    bool files = value->type == TM_JSON_ARRAY && !strcmp(row->path, "data");
     for (size_t i = 0; i < TM_COUNT(words); i++)
-        if (value->type == TM_JSON_STRING && !strcmp(row->path, words[i][0])) return schema_find(words[i][1]);
+        if ((value->type == TM_JSON_STRING || files) && !strcmp(row->path, words[i][0]))
+            return schema_find(words[i][1]);
     return row;
 }
 

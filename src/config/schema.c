@@ -87,7 +87,7 @@ const schema_row schema_rows[] = {
     ALIAS("torch_dtype", K_OURS, "precision"),
     OURS("seed", T_INT, "of initial weights and shuffling", DEFAULT("42"), PLAIN(INT, seed)),
     OURS("data_seed", T_INT | T_NULL, "of shuffling, where it shall differ from seed", PLAIN(INT, data.seed)),
-    OURS("data", T_OBJ, "the examples", SHOWN(always)),
+    OURS("data", T_OBJ, "the examples; a path by itself is data.train", SHOWN(always)),
     OURS("data.train", T_FILES, "JSONL, JSON, CSV, text (each also .gz, .zst) or .safetensors: a file, \"file#500\" (samples), a folder, "
          "{path, samples or weight, columns, sample_by}, or a list of these", RESOLVED(TEXT, data.train), SHOWN(set), WRITTEN(files), FREE),
     ALIAS("dataset", K_OURS, "data.train"),

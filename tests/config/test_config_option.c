@@ -27,6 +27,9 @@ static const option options[] = {
     /* lists */
     {{"--dataset", "a.jsonl", "b c.json", "-c", "d"}, "--dataset=[\"a.jsonl\", \"b c.json\"]", 2},
     {{"--dataset", "a.jsonl", "c.yaml"}, "--dataset=a.jsonl", 1},
+    {{"--data", "a.jsonl", "b.jsonl"}, "--data.train=[\"a.jsonl\", \"b.jsonl\"]", 0},
+    {{"--data=a.jsonl"}, "--data.train=a.jsonl", 0},
+    {{"--data", "{\"seq_len\": 8}"}, "--data={\"seq_len\": 8}", 0},
     {{"--target_modules", "q_proj", "v_proj", "c.json"}, "--target_modules=[\"q_proj\", \"v_proj\"]", 1},
     {{"--target_modules", "[\"q\"]"}, "--target_modules=[\"q\"]", 0},
     {{"--no_decay", "1", "2"}, "--no_decay=[\"1\", \"2\"]", 0},

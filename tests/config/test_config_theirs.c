@@ -48,6 +48,10 @@ static const struct {
      BASE ", \"objective\": {\"type\": \"kto\", \"desirable_weight\": 0.5}"},
     {BASE ", \"saves_per_epoch\": 0, \"evals_per_epoch\": 0",
      BASE ", \"save_strategy\": \"no\", \"eval_strategy\": \"no\""},
+    /* ours, shorter */
+    {"\"model\": \"m\", \"data\": \"a.jsonl\"", "\"model\": \"m\", \"data\": {\"train\": \"a.jsonl\"}"},
+    {"\"model\": \"m\", \"data\": [\"a.jsonl\"], \"cutoff_len\": 64",
+     "\"model\": \"m\", \"data\": {\"train\": [\"a.jsonl\"], \"seq_len\": 64}"},
     /* ms-swift */
     {BASE ", \"train_type\": \"lora\", \"loss_scale\": \"last_round\"",
      BASE ", \"tuner_type\": \"lora\", \"mask_history\": true"},
