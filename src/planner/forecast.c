@@ -76,7 +76,7 @@ static tm_status add_steps(const forecast *f) {
     return add_plan(f, first, plans->drain);
 }
 
-/* Of the state, as frames: what is resident, what is not, and of that the weights. */
+/* Of the state that commits name, as frames: what is resident, what is not, and of that the weights. */
 typedef struct state_bytes_of {
     uint64_t resident, paged, paged_weights;
 } state_bytes_of;
@@ -86,6 +86,7 @@ static state_bytes_of state_of(const tm_job *job) {
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++) {
         const tm_object *o = tm_layout_get(job->layout, i);
         uint64_t bytes = tm_round_up(o->bytes, TM_PAGE_BYTES);
+        if (!tm_kind_get(o->kind)->committed) continue;
         *(o->resident ? &s.resident : &s.paged) += bytes;
         if (!o->resident && (o->kind == TM_KIND_WEIGHT_HI || o->kind == TM_KIND_WEIGHT_LO)) s.paged_weights += bytes;
     }
