@@ -115,7 +115,6 @@ int tm_cmd_chat(int argc, char **argv) {
         .n_opts = TM_COUNT(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    a.talk.engine.model = tm_cmd_model(a.talk.engine.model);
-    tiers->adapter = tm_cmd_model(tiers->adapter);
+    if (tm_cmd_models(&a.talk.engine.model, &tiers->adapter) != TM_OK) return tm_cmd_fail();
     return isatty(STDIN_FILENO) == 1 && !a.shown ? talk(&a) : print_lines(&a);
 }

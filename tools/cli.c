@@ -282,6 +282,16 @@ void tm_cli_describe(const tm_command *c, const char *name, tm_cli_told *told, v
     listener = NULL;
 }
 
+/* Where no model has been named yet, it may be meant. */
+static int unexpected(const tm_cli *cli, const char *command, const char *word, const bool *seen) {
+    bool model = false;
+    for (size_t i = 0; i < cli->n_opts; i++) model |= !strcmp(cli->opts[i].name, "model") && !seen[i];
+    struct stat st;
+    model = model && stat(word, &st) == 0;
+    return tm_cli_wrong(command, "unexpected argument '%s'%s%s", word, model ? "; a model is named so: --model " : "",
+                        model ? word : "");
+}
+
 int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
     bool seen[MAX_OPTS] = {false}, only_positionals = false;
     int n = 0, rc = -1;
@@ -293,7 +303,7 @@ int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
     for (int i = 0; i < cli->max_positional; i++) cli->positional[i] = NULL;
     for (int i = 1; i < argc && rc < 0; i++) {
         if (only_positionals || argv[i][0] != '-' || !argv[i][1]) { /* "-" alone is a name: stdin, stdout */
-            if (n == cli->max_positional) return tm_cli_wrong(argv[0], "unexpected argument '%s'", argv[i]);
+            if (n == cli->max_positional) return unexpected(cli, argv[0], argv[i], seen);
             cli->positional[n++] = argv[i];
         } else if (!strcmp(argv[i], "--")) {
             only_positionals = true;

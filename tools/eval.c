@@ -163,7 +163,7 @@ int tm_cmd_eval(int argc, char **argv) {
     bool json = false;
     tm_eval_args a = {0};
     const tm_opt opts[] = {
-        TM_OPTION("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
+        TM_OPTION("model", TM_OPT_STRING, &a.model, "DIR", "model folder, .gguf file or an adapter's folder"),
         TM_OPTION("data", TM_OPT_LIST, &files, "FILE",
                   "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids; may be repeated"),
         TM_OPTION("task", TM_OPT_LIST, &tasks, "FILE",
@@ -215,8 +215,7 @@ int tm_cmd_eval(int argc, char **argv) {
                             a.model ? "data or --task" : "model");
     if (a.tasks.samples && !tasks.count) return tm_cli_wrong("eval", "--samples is of tasks; --task FILE names one");
     a.precision_given = precision != NULL;
-    a.model = tm_cmd_model(a.model);
-    a.tiers.adapter = tm_cmd_model(a.tiers.adapter);
+    if (tm_cmd_models(&a.model, &a.tiers.adapter) != TM_OK) return tm_cmd_fail();
     rc = precision ? tm_precision_option("eval", precision, &a.precision) : -1;
     if (rc >= 0) return rc;
     if (!in_range(&n)) return tm_cli_wrong("eval", "a number is out of range");

@@ -94,7 +94,7 @@ int tm_cmd_generate(int argc, char **argv) {
     tm_opt_list prompts = {.value = prompt, .cap = MOST_PROMPTS}, stops = {.value = stop, .cap = TM_ENGINE_STOPS};
     tm_generate_args *a = &g.a;
     const tm_opt opts[] = {
-        TM_REQUIRED("model", TM_OPT_STRING, &a->model, "DIR", "model folder or .gguf file"),
+        TM_REQUIRED("model", TM_OPT_STRING, &a->model, "DIR", "model folder, .gguf file or an adapter's folder"),
         TM_OPTION("prompt", TM_OPT_LIST, &prompts, "TEXT", "raw text to continue; several run side by side"),
         TM_OPTION("messages", TM_OPT_STRING, &a->messages, "FILE",
                   "one object {\"messages\": [...]}; uses the chat template"),
@@ -130,8 +130,7 @@ int tm_cmd_generate(int argc, char **argv) {
         TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    a->model = tm_cmd_model(a->model);
-    a->tiers.adapter = tm_cmd_model(a->tiers.adapter);
+    if (tm_cmd_models(&a->model, &a->tiers.adapter) != TM_OK) return tm_cmd_fail();
     a->prompt = prompt, a->n_prompts = (uint32_t)prompts.count;
     a->stop = stop, a->n_stop = (uint32_t)stops.count;
     rc = check(&g);

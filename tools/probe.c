@@ -18,7 +18,7 @@ int tm_cmd_probe(int argc, char **argv) {
     const char *precision = "fp32";
     tm_probe_args a = {0};
     const tm_opt opts[] = {
-        TM_REQUIRED("model", TM_OPT_STRING, &a.model, "DIR", "model folder or .gguf file"),
+        TM_REQUIRED("model", TM_OPT_STRING, &a.model, "DIR", "model folder, .gguf file or an adapter's folder"),
         TM_REQUIRED("input", TM_OPT_STRING, &a.input, "FILE",
                     "safetensors with input_ids [B,S], and if wanted labels (-100: ignored, not shifted), "
                     "attention_mask, segment_ids"),
@@ -39,8 +39,7 @@ int tm_cmd_probe(int argc, char **argv) {
         TM_CLI_OPTIONS(opts)};
     int rc = tm_cli_parse(&cli, argc, argv);
     if (rc >= 0) return rc;
-    a.model = tm_cmd_model(a.model);
-    a.tiers.adapter = tm_cmd_model(a.tiers.adapter);
+    if (tm_cmd_models(&a.model, &a.tiers.adapter) != TM_OK) return tm_cmd_fail();
     rc = tm_precision_option("probe", precision, &a.precision);
     if (rc >= 0) return rc;
     return tm_probe_run(&a) == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();

@@ -12,9 +12,25 @@ typedef struct adapters {
     uint32_t n;
 } adapters;
 
+/* Where the model is an adapter's folder: its base, and the adapter by the folder's name. */
+static tm_status take_model(tm_serve_args *args, adapters *a) {
+    const char *own = NULL;
+    TM_TRY(tm_cmd_models(&args->engine.model, &own));
+    if (!own) return TM_OK;
+    size_t end = strlen(own);
+    while (end > 1 && own[end - 1] == '/') end--;
+    size_t begin = end;
+    while (begin > 0 && own[begin - 1] != '/') begin--;
+    a->name[a->n] = tm_strndup(own + begin, end - begin);
+    if (!a->name[a->n]) return tm_nomem(end - begin);
+    a->folder[a->n++] = own;
+    return TM_OK;
+}
+
 /* NAME=DIR each. */
 static int split_adapters(const tm_opt_list *given, adapters *a) {
     for (size_t i = 0; i < given->count; i++) {
+        if (a->n == TM_SERVE_ADAPTERS) return tm_cli_wrong("serve", "more than %d adapters", TM_SERVE_ADAPTERS);
         const char *equals = strchr(given->value[i], '=');
         if (!equals || equals == given->value[i] || !equals[1])
             return tm_cli_wrong("serve", "--adapter is NAME=DIR, not '%s'", given->value[i]);
@@ -36,7 +52,7 @@ static int check_numbers(int64_t port, int64_t sequences, int64_t positions) {
 
 static int run(tm_serve_args *a, const tm_opt_list *given, const char *precision) {
     adapters chosen = {.n = 0};
-    int rc = split_adapters(given, &chosen);
+    int rc = take_model(a, &chosen) == TM_OK ? split_adapters(given, &chosen) : tm_cmd_fail();
     a->engine.precision_given = precision != NULL;
     if (rc < 0 && precision) rc = tm_precision_option("serve", precision, &a->engine.precision);
     a->engine.adapters = chosen.folder;
@@ -53,7 +69,7 @@ int tm_cmd_serve(int argc, char **argv) {
     tm_opt_list given = {.value = folders, .cap = TM_SERVE_ADAPTERS};
     tm_serve_args a = {.host = "127.0.0.1"};
     const tm_opt opts[] = {
-        TM_REQUIRED("model", TM_OPT_STRING, &a.engine.model, "DIR", "model folder or .gguf file"),
+        TM_REQUIRED("model", TM_OPT_STRING, &a.engine.model, "DIR", "model folder, .gguf file or an adapter's folder"),
         TM_OPTION("adapter", TM_OPT_LIST, &given, "NAME=DIR", "an adapter of it, and its name; may be repeated"),
         TM_OPTION("name", TM_OPT_STRING, &a.name, "NAME", "what requests call the model (the folder's name)"),
         TM_OPTION("host", TM_OPT_STRING, &a.host, "ADDRESS", "where it listens (127.0.0.1: this machine alone)"),

@@ -155,6 +155,9 @@ TM_MUST_USE int tm_cli_config(const char *command, const char **option, const ch
 /* A model by its name on a hub becomes where it lies in the user's caches (tm_hub_find); once a process for each. NULL
  * stays. */
 const char *tm_cmd_model(const char *name);
+/* The same of --model and --adapter; where the model is the folder of an adapter, it becomes the adapter, and its base the
+ * model. TM_EINPUT where the base is not here, or two adapters are named. */
+TM_MUST_USE tm_status tm_cmd_models(const char **model, const char **adapter);
 /* Shows `c` being called as `name` without its being done: `told` gets its options. A command that has no options
  * of its own but others below it (bench) tells of each of these. */
 typedef void tm_cli_told(void *ctx, const char *name, const tm_cli *cli);

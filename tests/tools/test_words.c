@@ -32,6 +32,7 @@ static const words_row options[] = {
      1},
     {"$T train " TINY "--max_steps 2 --host_budget 1 --dry-run", 2, {"memory.host_budget"}, NULL, 1},
     /* wrong ones */
+    {"$T generate $M", 2, {"unexpected argument", "; a model is named so: --model "}, NULL, 1},
     {"$T train", 2, {"a configuration is missing", "--model DIR --dataset FILE"}, NULL, 1},
     {"$T train a.json -c b.json", 2, {"two configurations, 'b.json' and 'a.json'"}, NULL, 1},
     {"$T train --lr 1e-4", 2, {"unknown option '--lr'; did you mean '--learning_rate'?"}, NULL, 1},

@@ -2,6 +2,7 @@
  * from OUTPUT_DIR and from a checkpoint. */
 #include "adapted.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,17 +78,20 @@ static const char *merged(const scene *s, const char *adapter) {
     return to;
 }
 
-/* As the merged model, and not as the base alone. */
+/* As the merged model, and not as the base alone; the adapter's folder alone as with the base that it names. */
 static void check_use(const scene *s, const char *adapter, bool tokens) {
     const char *whole = merged(s, adapter);
     double loss = eval_loss(s, s->base, adapter), bare = eval_loss(s, s->base, NULL);
     adapted_near(adapter, loss, eval_loss(s, whole, NULL), 1e-5);
     if (!(bare - loss > 0.01)) fail_msg("%s: %g, and %g without it", adapter, loss, bare);
     if (!tokens) return;
-    char *with = generated(s->base, adapter), *one = generated(whole, NULL), *without = generated(s->base, NULL);
+    assert_true(eval_loss(s, adapter, NULL) == loss);
+    char *alone = generated(adapter, NULL), *with = generated(s->base, adapter), *one = generated(whole, NULL),
+         *without = generated(s->base, NULL);
     assert_string_equal(with, one);
+    assert_string_equal(alone, with);
     assert_string_not_equal(with, without);
-    free(with), free(one), free(without);
+    free(alone), free(with), free(one), free(without);
 }
 
 static const char *const adapters[] = {
@@ -108,6 +112,25 @@ static void an_adapter_is_used_as_merged(void **state) {
     }
 }
 
+static void say_what_is_missing(const char *model, const char *adapter, const char *what) {
+    run_result r = run((run_opts){0}, "generate", "--model", model, "--prompt", "tide", adapter ? "--adapter" : NULL,
+                       adapter, NULL);
+    if (r.status != 2 || !strstr(r.err, what)) fail_msg("exit %d: %s", r.status, r.err);
+    run_free(&r);
+}
+
+static void a_base_that_is_not_here(void **state) {
+    (void)state;
+    scene s = scene_open();
+    train(&s, adapters[0]);
+    const char *moved = run_path(s.dir, "moved");
+    say_what_is_missing(s.output, s.base, "is an adapter, and --adapter ");
+    if (rename(s.base, moved) != 0) fail_msg("%s", strerror(errno));
+    say_what_is_missing(s.output, NULL, "its base is not here; name both: --model BASE --adapter ");
+    char *with = generated(moved, s.output);
+    free(with);
+}
+
 /* On 4 bits: merged into their values. */
 static void on_four_bits(void **state) {
     (void)state;
@@ -120,6 +143,7 @@ static void on_four_bits(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(an_adapter_is_used_as_merged, run_clean),
+        cmocka_unit_test_teardown(a_base_that_is_not_here, run_clean),
         cmocka_unit_test_teardown(on_four_bits, run_clean),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
