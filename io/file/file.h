@@ -77,6 +77,10 @@ uint64_t tm_io_file_stamp(const tm_io_file *f);
  * where append goes on, which starts at 0. The first failure is kept: commit then abandons and returns it. */
 typedef struct tm_out tm_out;
 TM_MUST_USE tm_status tm_out_create(tm_out **out, const char *path);
+/* What only this process is to read, for as long as it does (0600): never under PATH, beside which it lies. */
+TM_MUST_USE tm_status tm_out_create_scratch(tm_out **out, const char *path);
+/* What was written as a file to read, whose name goes. Frees o in any case. */
+TM_MUST_USE tm_status tm_out_read_back(tm_out *o, tm_file **in);
 TM_MUST_USE tm_status tm_out_append(tm_out *o, const void *bytes, size_t n); /* buffered, 1 MiB */
 TM_MUST_USE tm_status tm_out_write_at(tm_out *o, uint64_t offset, const void *bytes, size_t n);
 /* Starts write-back of what was written and drops it from the page cache (for large results in a small cgroup). */

@@ -72,12 +72,12 @@ static tm_status out_alloc(tm_out **out, const char *path) {
     return TM_OK;
 }
 
-tm_status tm_out_create(tm_out **out, const char *path) {
+static tm_status create(tm_out **out, const char *path, mode_t mode) {
     *out = NULL;
     tm_out *o;
     TM_TRY(out_alloc(&o, path));
     int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    o->writes.fd = io_sys_table->openat(o->dir_fd, io_basename(o->temp), flags, 0644);
+    o->writes.fd = io_sys_table->openat(o->dir_fd, io_basename(o->temp), flags, mode);
     if (o->writes.fd < 0) {
         tm_status rc = create_failed(path, errno);
         out_free(o);
@@ -87,6 +87,14 @@ tm_status tm_out_create(tm_out **out, const char *path) {
     io_live_add(&o->live);
     *out = o;
     return TM_OK;
+}
+
+tm_status tm_out_create(tm_out **out, const char *path) {
+    return create(out, path, 0644);
+}
+
+tm_status tm_out_create_scratch(tm_out **out, const char *path) {
+    return create(out, path, 0600);
 }
 
 int io_out_fd(const tm_out *o) {
@@ -152,6 +160,14 @@ void tm_out_abandon(tm_out *o) {
     (void)io_sys_table->unlinkat(o->dir_fd, io_basename(o->temp), 0); /* nothing more can be done */
     io_live_remove(&o->live);
     out_free(o);
+}
+
+tm_status tm_out_read_back(tm_out *o, tm_file **in) {
+    *in = NULL;
+    tm_status rc = tm_out_flush(o);
+    if (rc == TM_OK) rc = tm_file_open(in, o->temp);
+    tm_out_abandon(o);
+    return rc;
 }
 
 tm_status tm_out_end(tm_out *o, tm_status rc) {

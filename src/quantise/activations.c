@@ -1,4 +1,4 @@
-/* Activations of all rows between two blocks. A file of them loses its name as soon as it is open. */
+/* Activations of all rows between two blocks. A file of them has a random name while it is written, and none after. */
 #include "io/file/file.h"
 #include "quantise/quantise_internal.h"
 
@@ -29,7 +29,7 @@ tm_status activations_write(activations *a, uint64_t token, uint64_t n, const vo
         memcpy(a->memory + token * a->token_bytes, from, bytes);
         return TM_OK;
     }
-    if (!a->out) TM_TRY(tm_out_create(&a->out, a->path));
+    if (!a->out) TM_TRY(tm_out_create_scratch(&a->out, a->path));
     TM_TRY(tm_out_append(a->out, from, bytes));
     a->since += bytes;
     if (a->since < often) return TM_OK;
@@ -43,12 +43,8 @@ tm_status activations_turn(activations *a) {
     TM_ASSERT(o);
     a->out = NULL;
     a->since = 0;
-    TM_TRY(tm_out_commit(o));
     tm_file_close(a->in);
-    a->in = NULL;
-    TM_TRY(tm_file_open(&a->in, a->path));
-    if (tm_remove_tree(a->path) != TM_OK) tm_error_clear();
-    return TM_OK;
+    return tm_out_read_back(o, &a->in);
 }
 
 void activations_close(activations *a) {

@@ -4,7 +4,6 @@
 
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
 
 struct tm_calibration {
     tm_calibration_args args;
@@ -145,8 +144,7 @@ static tm_status run(void *ctx, const tm_calibrating *asked) {
     uint32_t vocabulary;
     tm_status rc;
     if (asked->to) q.o = (nearest_opts){tm_codes_group(asked->to), tm_codes_scale_fmt(asked->to)};
-    if (c->args.offload_path)
-        TM_GO(tm_buf_printf(&q.path, "%s/tidemill-%ld.activations", c->args.offload_path, (long)getpid()));
+    if (c->args.offload_path) TM_GO(tm_buf_printf(&q.path, "%s/tidemill.activations", c->args.offload_path));
     TM_GO(find_vocabulary(asked->src, &vocabulary));
     TM_GO(id_rows_read(&rows, asked->src, vocabulary, &c->args));
     TM_GO(open_walk(c, &q, &rows));

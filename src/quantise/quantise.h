@@ -30,7 +30,7 @@ typedef struct tm_calibration_args {
     const char *data;         /* what `eval` takes: records side by side, cut into rows; or rows of ids */
     uint32_t rows, seq_len;   /* at most; 0: 128, 2048 */
     uint64_t host_bytes;      /* UINT64_MAX: as much as is available */
-    const char *offload_path; /* folder for activations, in a file of this process; NULL: beside OUT */
+    const char *offload_path; /* folder for activations, in a file of this process alone; NULL: beside OUT */
 } tm_calibration_args;
 /* Opens nothing yet. The strings are the caller's, for as long as it. */
 TM_MUST_USE tm_status tm_calibration_open(tm_calibration **out, const tm_calibration_args *args);

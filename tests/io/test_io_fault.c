@@ -350,12 +350,27 @@ static tm_status use_out(const char *path) {
     return rc;
 }
 
+static tm_status use_scratch(const char *path) {
+    tm_out *o;
+    tm_file *f;
+    TM_TRY(tm_out_create_scratch(&o, path));
+    tm_status rc = tm_out_append(o, "0123456789", 10);
+    if (rc == TM_OK) {
+        rc = tm_out_read_back(o, &f);
+        tm_file_close(f);
+        return rc;
+    }
+    tm_out_abandon(o);
+    return rc;
+}
+
 static tm_status use_files(void) {
     char path[160];
     tm_append *a;
     tm_buf text = {0};
     snprintf(path, sizeof path, "%s/res", base);
     TM_TRY(use_out(path));
+    TM_TRY(use_scratch(path));
     tm_status rc = tm_file_slurp(path, 100, &text);
     if (rc == TM_OK) assert_string_equal(text.data, "012abc6789");
     tm_buf_free(&text);

@@ -1,6 +1,7 @@
 /* Plain files: reading what may be hostile, writing whole or not at all. */
 #include "tests/io/world.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
@@ -205,6 +206,37 @@ static void test_commit_and_abandon(void **state) {
     put("out/link", "mine", 4);
     assert_string_equal(get("victim"), "untouched");
     assert_string_equal(get("out/link"), "mine");
+}
+
+/* Whoever writes under the same name is in nobody's way, and nobody else can read. */
+static void test_scratch(void **state) {
+    (void)state;
+    tm_out *o[2];
+    tm_file *f[2];
+    char got[2];
+    struct dirent *e;
+    struct stat st;
+    OK(tm_make_dirs(at("scratch")));
+    for (int i = 0; i < 2; i++) {
+        OK(tm_out_create_scratch(&o[i], at("scratch/x")));
+        OK(tm_out_append(o[i], i ? "one" : "two", 3));
+    }
+    DIR *d = opendir(at("scratch"));
+    while ((e = readdir(d)))
+        if (*e->d_name != '.' || strlen(e->d_name) > 2) {
+            assert_string_equal(tm_out_target(e->d_name), "x");
+            assert_int_equal(fstatat(dirfd(d), e->d_name, &st, 0), 0);
+            assert_int_equal(st.st_mode & 0077, 0);
+        }
+    closedir(d);
+    for (int i = 0; i < 2; i++) OK(tm_out_read_back(o[i], &f[i]));
+    assert_listing("scratch", "");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(tm_file_size(f[i]), 3);
+        OK(tm_file_read_at(f[i], 1, got, 2));
+        assert_memory_equal(got, i ? "ne" : "wo", 2);
+        tm_file_close(f[i]);
+    }
 }
 
 static void test_out_refuses(void **state) {
@@ -423,6 +455,7 @@ int main(void) {
         cmocka_unit_test(test_read),
         cmocka_unit_test(test_concurrent_reads),
         cmocka_unit_test(test_commit_and_abandon),
+        cmocka_unit_test(test_scratch),
         cmocka_unit_test(test_out_refuses),
         cmocka_unit_test(test_out_mixed),
         cmocka_unit_test(test_out_keeps_failure),
