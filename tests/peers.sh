@@ -4,7 +4,7 @@
 # same and mark the same text; small tokenizers of the shapes of published ones have the same ids; PEFT's adapters are merged as PEFT
 # merges them and have its logits here, and it has our loss with what a run leaves; TRL's trainers make the same rows of preferences
 # and take the same steps; quantised folders load in transformers, with the values of their formats' definitions, and those that others
-# make are read with theirs; OpenAI's client talks to `serve`, and lm-evaluation-harness has the scores through it that it has in transformers and in `eval --task`.
+# make are read with theirs; OpenAI's client talks to `serve`, and lm-evaluation-harness has the scores through it that it has in transformers and in `eval --task`; greedy answers in fp32 are transformers'.
 # Not part of ctest: it downloads about 3 GB.
 #
 #   tests/peers.sh [BINARY]          default: build/bin/tidemill
@@ -131,6 +131,9 @@ raise SystemExit(bool(differ) or not same_chat)
 EOF
 "$python" -c "import openai, lm_eval" 2>/dev/null || "$venv/bin/pip" install -q openai==3.57.0 "lm-eval[api]==0.4.13" tiktoken
 "$python" "$root/tests/peers/serve.py" "$tidemill" smollm2
+
+# 50 questions answered greedily in fp32, the same texts.
+"$python" "$root/tests/peers/generate.py" "$tidemill" smollm2 "$shared/data/gsm8k/test.jsonl"
 
 # 200 questions of gsm8k answered, 200 to choose from: transformers through lm-evaluation-harness.
 "$python" -c "import lm_eval" 2>/dev/null || "$venv/bin/pip" install -q lm-eval==0.4.13 accelerate==1.15.0
