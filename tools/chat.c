@@ -96,7 +96,7 @@ int tm_cmd_chat(int argc, char **argv) {
         TM_OPTION("precision", TM_OPT_STRING, &a.precision, "fp32|bf16", "talk: arithmetic (the model's own type)"),
         TM_OPTION("host-budget", TM_OPT_SIZE, &tiers->host_budget, "SIZE", "talk: hard limit of host memory"),
         TM_OPTION("offload-path", TM_OPT_STRING, &tiers->offload_path, "PATH",
-                  "talk: where weights go that do not fit"),
+                  "talk: where goes what does not fit: weights, the cache"),
         TM_FLAG("generation-prompt", &a.j.labels.generation_prompt, "end with the opening of an assistant's turn"),
         TM_FLAG("train-on-inputs", &a.j.labels.train_on_inputs, "the mask as data.train_on_inputs makes it"),
         TM_FLAG("mask-history", &a.j.labels.mask_history, "the mask as data.mask_history makes it"),

@@ -239,9 +239,10 @@ tm_status tm_io_run_create(tm_io_run **out, const char *path, const tm_io_run_op
 }
 
 /* Names that runs give, whoever the process was: state by kind, spilled temporaries, commits. */
-static const char *const names[] = {
-    "probe",   "manifest",   "manifest.next", "part-of",    "part-of.next", "spill",      "weight_hi", "weight_lo",
-    "exp_avg", "exp_avg_sq", "grad",          "activation", "scratch",      "owner.next", "owner",     "lock"};
+static const char *const names[] = {"probe", "manifest",   "manifest.next", "part-of",  "part-of.next",
+                                    "spill", "weight_hi",  "weight_lo",     "exp_avg",  "exp_avg_sq",
+                                    "grad",  "activation", "scratch",       "kv_cache", "owner.next",
+                                    "owner", "lock"};
 
 bool tm_io_run_makes(const char *name) {
     for (size_t i = 0; i < TM_COUNT(names); i++)

@@ -43,6 +43,7 @@ tm_status tm_exec_open(tm_exec **out, const tm_exec_opts *opts) {
     e->fixed.stub_disk = opts->stub_disk;
     e->fixed.stub_compute = opts->stub_compute;
     e->fixed.comm = opts->comm;
+    e->fixed.moves = opts->moves;
     e->fixed.shared = opts->shared;
     e->fixed.shared_bytes = opts->shared ? opts->shared_bytes : 0;
     if (opts->device && !tm_device_get_caps(opts->device)->traits.in_place) e->fixed.device = opts->device;

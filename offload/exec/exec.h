@@ -24,6 +24,14 @@ typedef struct tm_exec_comm {
     tm_status (*submit)(void *ctx, const tm_op *op, void *const *operand, void *token);
 } tm_exec_comm;
 
+/* Of state of TM_KIND_KV_CACHE, whether a run makes a transfer that its plan has: a read leaves the frame as it is where it
+ * is not made, a write the extent. The same answer all through a run; any thread asks. A page that a run writes has to be
+ * read first, if it ever was written. */
+typedef struct tm_exec_moves {
+    void *ctx;
+    bool (*fn)(void *ctx, uint32_t object, bool write);
+} tm_exec_moves;
+
 typedef struct tm_exec tm_exec;
 typedef struct tm_exec_opts {
     uint64_t slab_bytes; /* mapped and touched at open */
@@ -34,6 +42,7 @@ typedef struct tm_exec_opts {
     bool stub_compute;   /* measuring: the handler is not called */
     bool unregistered;   /* the slab is not registered with the store's engine (pin_memory: false) */
     tm_exec_comm comm;   /* all zero: no plan has communication operations */
+    tm_exec_moves moves; /* all zero: every transfer that a plan has is made */
     void *shared;        /* frames of TM_TIER_SHARED; NULL: no plan has any */
     uint64_t shared_bytes;
     tm_device *device; /* NULL, or one that computes in place: operations of the device's tier are on the slab */

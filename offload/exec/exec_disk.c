@@ -26,12 +26,19 @@ static flight *free_flight(tm_exec *e, uint32_t lane) {
     return f;
 }
 
+bool exec_moves(const tm_exec *e, const exec_run *r, uint32_t op) {
+    const tm_plan_op *o = &r->plan->op[op];
+    const tm_exec_moves *m = &e->fixed.moves;
+    if (!m->fn || o->object & TM_TEMP_BIT || tm_plan_object(r->plan, o->object)->kind != TM_KIND_KV_CACHE) return true;
+    return m->fn(m->ctx, o->object, o->engine == TM_ENGINE_DISK_WRITE);
+}
+
 tm_status exec_disk_start(tm_exec *e, const transfer *x, bool *finished) {
     const tm_plan_op *o = &x->run->plan->op[x->op];
     TM_ASSERT(plan_is_disk(o->engine) && o->address % TM_FRAME_ALIGN == 0 && o->address < e->fixed.slab_bytes);
     store_target t = target_of(e, x->run, x->op);
-    *finished = e->fixed.stub_disk;
-    if (e->fixed.stub_disk) return TM_OK;
+    *finished = e->fixed.stub_disk || !exec_moves(e, x->run, x->op);
+    if (*finished) return TM_OK;
     flight *f = free_flight(e, exec_lane(e, x->run, x->op));
     f->req = (tm_io_req){.user = f};
     f->op = x->op;

@@ -117,6 +117,7 @@ typedef struct exec_fixed {
     uint64_t seed;
     bool stub_disk, stub_compute;
     tm_exec_comm comm;
+    tm_exec_moves moves;
     tm_device *device; /* NULL: operations compute on the slab */
     bool registered;   /* the slab, with the device */
 } exec_fixed;
@@ -245,6 +246,7 @@ tm_status exec_twice_apart(tm_exec *e, const tm_plan *plan, uint32_t op, tm_op_f
 void exec_flip(tm_exec *e, const tm_plan *plan, uint32_t op); /* tests: a result that is wrong by a bit */
 tm_status exec_compute(tm_exec *e, const tm_plan *plan, uint32_t op, void **operand, tm_op_fn fn, void *ctx); /* once */
 tm_status exec_cpu(tm_exec *e, exec_run *r, uint32_t op, tm_op_fn fn, void *ctx);
+bool exec_moves(const tm_exec *e, const exec_run *r, uint32_t op); /* false: a transfer that is not made */
 tm_status exec_disk_start(tm_exec *e, const transfer *t, bool *finished);
 tm_status exec_disk_finish(tm_exec *e, flight *f);
 void exec_count(tm_exec *e, exec_run *r, uint32_t op, uint64_t bytes); /* under the lock */

@@ -42,7 +42,8 @@ static tm_heap32 *queue_of(const tm_exec *e, exec_run *r, uint32_t op) {
 static bool make_ready(tm_exec *e, exec_run *r, uint32_t op) {
     uint8_t engine = r->plan->op[op].engine;
     TM_ASSERT(r->pred[op] == 0);
-    if (e->runs.sealing && engine == TM_ENGINE_DISK_WRITE && e->runs.n_seal < EXEC_SEALS) {
+    bool sealed = e->runs.sealing && engine == TM_ENGINE_DISK_WRITE && exec_moves(e, r, op);
+    if (sealed && e->runs.n_seal < EXEC_SEALS) {
         set_state(r, op, EXEC_OP_SEALING);
         e->runs.seal[e->runs.n_seal++] = (transfer){.run = r, .op = op};
         return false;

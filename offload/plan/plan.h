@@ -48,8 +48,9 @@ typedef enum tm_kind {
     TM_KIND_EXP_AVG_SQ,
     TM_KIND_GRAD, /* rounded gradients between backward and update; fp32 sums of tied parts */
     TM_KIND_ACTIVATION,
-    TM_KIND_FROZEN,  /* weights that do not learn: read from files that are not ours, never written */
-    TM_KIND_SCRATCH, /* workspaces, batches, scalars: never on disk */
+    TM_KIND_FROZEN,   /* weights that do not learn: read from files that are not ours, never written */
+    TM_KIND_SCRATCH,  /* workspaces, batches, scalars: never on disk */
+    TM_KIND_KV_CACHE, /* pages of keys and values: a run moves those that it has use for (tm_exec_opts.moves) */
     TM_KINDS
 } tm_kind;
 /* What a kind is like, a row each (program.c). Nothing follows from the order of the enum. */

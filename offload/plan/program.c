@@ -15,6 +15,7 @@ static const tm_kind_traits kinds[TM_KINDS] = {
     [TM_KIND_ACTIVATION] = {"activation", "#c8504b", 1, false, false},
     [TM_KIND_FROZEN]     = {"frozen",     "#6aa9a4", 1, false, false},
     [TM_KIND_SCRATCH]    = {"scratch",    "#8d6e9e", 1, false, false},
+    [TM_KIND_KV_CACHE]   = {"kv_cache",   "#a89a3f", 1, false, false},
 };
 /* clang-format on */
 

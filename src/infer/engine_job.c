@@ -151,9 +151,13 @@ tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
 
 static void note_written(tm_engine *e) {
     const engine_pass *p = &e->pass;
+    kv_begin_pass(e->job);
     for (uint32_t r = 0; r < p->n; r++) {
-        engine_slot *slot = &e->slot[p->row[r].of->slot];
-        slot->written = tm_max_u64(slot->written, position_of(p, p->row[r].of) + p->seq);
+        const engine_sequence *s = p->row[r].of;
+        uint32_t position = (uint32_t)position_of(p, s);
+        engine_slot *slot = &e->slot[s->slot];
+        slot->written = tm_max_u64(slot->written, position + p->seq);
+        kv_use_row(e->job, &(kv_row){.row = s->slot, .from = s->from, .position = position, .seq = p->seq});
     }
 }
 

@@ -1,6 +1,13 @@
 /* What commands that only go forward tell a job of their tiers. */
 #include "config/config.h"
 #include "infer/forward_internal.h"
+#include "io/file/file.h"
+#include "io/run/run.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 
 static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     tm_device_traits traits;
@@ -19,6 +26,41 @@ static tm_status forward_device(job_opts *o, const tm_tier_args *tiers) {
     return tm_fail(TM_EINPUT, "device \"%s\" has the memory that it is given; add --device-budget", tiers->device);
 }
 
+/* ---- what killed ones left --------------------------------------------------------------------------------------- */
+
+#define RUN_NAME "infer" /* of run directories: nothing in them is of use to anybody later */
+enum { STILL_MADE_SECONDS = 60 };
+
+static bool is_old(const char *dir) {
+    struct stat st;
+    return stat(dir, &st) == 0 && time(NULL) - st.st_mtime > STILL_MADE_SECONDS;
+}
+
+/* Whoever sweeps beside us may be first. */
+static tm_status sweep_one(void *ctx, const char *name, bool is_dir) {
+    char path[4096];
+    tm_io_owner o;
+    tm_io_run *run = NULL;
+    if (!is_dir || strncmp(name, "run-" RUN_NAME "-", sizeof "run-" RUN_NAME) != 0) return TM_OK;
+    snprintf(path, sizeof path, "%s/%s", (const char *)ctx, name);
+    tm_status rc = tm_io_run_owner(path, &o);
+    if (rc == TM_OK && !*o.key && !o.alive && is_old(path)) rc = tm_io_run_discard_begun(path);
+    if (rc == TM_OK && *o.key && !o.alive) {
+        rc = tm_io_run_reopen(&run, path, &(tm_io_claim){.key = o.key}, true, 0);
+        if (rc == TM_OK) rc = tm_io_run_remove(run);
+    }
+    if (rc != TM_OK) tm_log(TM_LOG_DEBUG, "%s: %s", path, tm_error_get()->text);
+    tm_error_clear();
+    return TM_OK;
+}
+
+static tm_status use_path(job_opts *o, const char *const *path) {
+    o->paths = path;
+    o->n_paths = 1;
+    o->run_name = RUN_NAME;
+    return tm_path_is_dir(*path) ? tm_list_dir(*path, sweep_one, (void *)(uintptr_t)*path) : TM_OK;
+}
+
 tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, tm_adapter_folder **adapter) {
     if (tiers->adapter && !*adapter) TM_TRY(tm_adapter_folder_open(adapter, tiers->adapter));
     if (*adapter) {
@@ -26,10 +68,7 @@ tm_status forward_opts(job_opts *o, const tm_tier_args *tiers, tm_adapter_folder
         o->saved = *adapter;
     }
     o->host_bytes = tiers->host_budget ? tiers->host_budget : tm_mem_available_bytes() / 5 * 4;
-    if (tiers->offload_path) {
-        o->paths = &tiers->offload_path;
-        o->n_paths = 1;
-    }
+    if (tiers->offload_path) TM_TRY(use_path(o, &tiers->offload_path));
     return tiers->device ? forward_device(o, tiers) : TM_OK;
 }
 

@@ -357,7 +357,10 @@ struct tm_job {
     frozen_piece *frozen; /* of all parts that do not learn, in order */
     uint32_t n_frozen;
     size_t cap_frozen;
-    uint32_t *kv;        /* per unit: key-value cache objects (generation); NULL otherwise */
+    uint32_t *kv;      /* per unit: first of its key-value cache's objects (generation); NULL otherwise */
+    uint32_t kv_first; /* of all units */
+    uint8_t
+        *kv_page; /* per object from there on: what the pass under way does with it (kv.c); NULL: they are no pages */
     XXH3_state_t *hash;  /* of a walk under way */
     job_budget budget;   /* job_start's, as the next */
     job_account account; /* of the plans that the job runs */
@@ -489,7 +492,20 @@ void job_free_state(job_state *s);
 
 /* Positions that a row of the unit's cache keeps: opts.kv_capacity, or a ring of its window. */
 uint32_t job_kv_positions(const tm_job *job, uint32_t unit);
+/* Objects that a unit's cache is cut into, from job->kv[unit] on: one, or with offload paths pages, which lie in files where
+ * they do not fit. */
+uint32_t job_kv_pages(const tm_job *job, uint32_t unit);
 tm_status kv_add_state(tm_job *job, uint32_t *bundle, uint32_t *objects); /* both are counted on */
+/* Of pages in files a pass moves those that its rows have use for: said before it, once the job has started, for each row
+ * whose first `position` entries are read (and copied, where `from` is another row: tm_attention) and the `seq` behind them
+ * written. */
+typedef struct kv_row {
+    uint32_t row, from, position, seq; /* from UINT32_MAX: none */
+} kv_row;
+void kv_begin_pass(tm_job *job);
+void kv_use_row(tm_job *job, const kv_row *r);
+tm_status kv_open_pages(tm_job *job);
+bool kv_page_moves(void *job, uint32_t object, bool write); /* of tm_exec_moves */
 
 /* ---- what learns (roles.c) -------------------------------------------------------------------------------------- */
 

@@ -347,6 +347,8 @@ typedef struct tm_stage_args {
 /* Of `positions` those that a row of the unit's key-value cache keeps, where calls have at most `chunk` tokens of a row: all,
  * or what its window needs. On the host; a device's kernels keep all. */
 uint32_t tm_model_kv_positions(const tm_model *m, uint32_t unit, uint32_t positions, uint32_t chunk);
+/* The first position that a call which begins at `position` reads of it. */
+uint32_t tm_model_kv_first(const tm_model *m, uint32_t unit, uint32_t position);
 /* Bytes of scratch that one call needs; depends on the token rows (and seq) only. */
 uint64_t tm_stage_workspace(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, uint32_t rows,
                             uint32_t seq);

@@ -25,6 +25,11 @@ uint32_t tm_model_kv_positions(const tm_model *m, uint32_t unit, uint32_t positi
     return window ? (uint32_t)tm_min_u64(positions, tm_attention_ring(window, chunk)) : positions;
 }
 
+uint32_t tm_model_kv_first(const tm_model *m, uint32_t unit, uint32_t position) {
+    uint32_t window = m->unit[m->unit[unit].kv_unit].kv_window;
+    return window && position >= window ? (position + 1 - window) / TM_ATTENTION_TILE * TM_ATTENTION_TILE : 0;
+}
+
 uint64_t tm_stage_workspace(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, uint32_t rows,
                             uint32_t seq) {
     const stage_spec *s = m->unit[unit].stage[stage].spec;

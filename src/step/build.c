@@ -129,7 +129,8 @@ static void forward_stage(pass *x, uint32_t unit, uint32_t s, uint32_t lane) {
         if (stage->part_in_forward[i]) use_part(x, stage->part[i]);
     use_slots(x, unit, lane, stage->forward, stage->n_forward, &again);
     if (stage->uses_kv_cache && x->job->kv)
-        op_use(&x->w, OPERAND_KV_CACHE, tm_program_interval(x->p, x->job->kv[unit], 1), TM_USE_UPDATE);
+        op_use(&x->w, OPERAND_KV_CACHE, tm_program_interval(x->p, x->job->kv[unit], job_kv_pages(x->job, unit)),
+               TM_USE_UPDATE);
     if (kept) use_logits(x, unit, s, lane, TM_USE_WRITE);
     use_workspace(x, unit, s, false);
     op_end(&x->w);

@@ -205,8 +205,8 @@ void job_close(tm_job *job) {
     tm_pissa_close(job->pissa);
     tm_source_close(job->source);
     tm_model_free(job->model);
-    TM_FREE_ALL(job->part, job->frozen, job->kv, job->step.batch, job->source_tensor, job->carried.foreign,
-                job->step.no_decay, job->step.rate, job);
+    TM_FREE_ALL(job->part, job->frozen, job->kv, job->kv_page, job->step.batch, job->source_tensor,
+                job->carried.foreign, job->step.no_decay, job->step.rate, job);
 }
 
 static void show(tm_job *job) {

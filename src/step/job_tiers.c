@@ -63,11 +63,14 @@ tm_status job_open_tiers(tm_job *job, const job_opts *opts) {
     if (job->tiers.device) job->tiers.kernels = tm_device_kernels(job->tiers.device);
     if (job->tiers.device && !job->tiers.traits.own_processors)
         TM_TRY(tm_device_run(job->tiers.device, NULL, 0, start_team_there, NULL));
+    TM_TRY(kv_open_pages(job));
+    tm_exec_moves moves = {.ctx = job, .fn = job->kv_page ? kv_page_moves : NULL};
     return tm_exec_open(&job->tiers.exec, &(tm_exec_opts){.slab_bytes = job->account.limits.slab_bytes,
                                                           .store = job->tiers.store,
                                                           .seed = opts->order_seed,
                                                           .unregistered = opts->no_pin_memory,
                                                           .comm = job_exec_comm(job),
+                                                          .moves = moves,
                                                           .shared = job_shared_frames(job),
                                                           .shared_bytes = job->account.needs.shared,
                                                           .device = job->tiers.device});

@@ -4,9 +4,14 @@
 #include "run.h"
 #include "session/text.h"
 
+#include <glob.h>
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define LLAMA TM_TEST_FIXTURES "/arch_llama"
 #define TINY TM_TEST_FIXTURES "/../../examples/tiny"
@@ -146,42 +151,58 @@ static tm_request long_request(uint32_t i, uint32_t vocab, int32_t *prompt) {
     return r;
 }
 
-/* With a cache of all positions (a pass may have so many tokens), and with rings of 192. */
-static void check_rings(const char *model, tm_dtype precision, uint32_t vocab) {
-    enum { N = 10 };
-    static told whole[N], ring[N];
-    static int32_t prompt[N][MOST];
-    memset(whole, 0, sizeof whole), memset(ring, 0, sizeof ring);
-    tm_engine_opts opts = {.model = model, .precision = precision, .precision_given = true, .positions = 400};
-    opts.chunk = 400;
-    for (uint32_t i = 0; i < N; i++) {
-        tm_engine *e = open_engine(&opts);
-        add(e, long_request(i, vocab, prompt[i]), &whole[i]);
-        run_all(e);
-        tm_engine_close(e);
-    }
-    opts.chunk = 64, opts.sequences = 3;
-    tm_engine *e = open_engine(&opts);
-    for (uint32_t i = 0; i < N; i++) {
-        bool busy;
-        add(e, long_request(i, vocab, prompt[i]), &ring[i]);
-        for (uint32_t k = 0; k < 2 * i; k++) RUN_EXPECT_STATUS(tm_engine_step(e, &busy));
-    }
-    run_all(e);
-    assert_true(tm_engine_count(e).shared_tokens > 600);
-    tm_engine_close(e);
-    for (uint32_t i = 0; i < N; i++) same(&whole[i], &ring[i]);
-}
-
 /* What its refusal at one byte names. */
-static uint64_t least(const char *model, uint32_t positions) {
+static uint64_t least_of(tm_engine_opts opts) {
     tm_engine *e;
-    tm_engine_opts opts = {.model = model, .positions = positions, .chunk = 64, .sequences = 8};
     opts.tiers.host_budget = 1;
     assert_int_equal(tm_engine_open(&e, &opts), TM_EBUDGET);
     uint64_t bytes = train_minimum(tm_error_get()->text);
     tm_error_clear();
     return bytes;
+}
+
+enum { LONG = 10 };
+/* Alone, with a cache of all positions: a pass may have so many tokens. */
+static void answer_alone(tm_engine_opts opts, uint32_t vocab, told *whole) {
+    static int32_t prompt[MOST];
+    opts.chunk = opts.positions, opts.sequences = 1;
+    for (uint32_t i = 0; i < LONG; i++) {
+        tm_engine *e = open_engine(&opts);
+        add(e, long_request(i, vocab, prompt), &whole[i]);
+        run_all(e);
+        tm_engine_close(e);
+    }
+}
+
+/* Side by side, some joining while others answer. */
+static void answer_in_company(tm_engine *e, uint32_t vocab, told *beside) {
+    static int32_t prompt[MOST];
+    for (uint32_t i = 0; i < LONG; i++) {
+        bool busy;
+        add(e, long_request(i, vocab, prompt), &beside[i]);
+        for (uint32_t k = 0; k < 2 * i; k++) RUN_EXPECT_STATUS(tm_engine_step(e, &busy));
+    }
+    run_all(e);
+    assert_true(tm_engine_count(e).shared_tokens > 600);
+}
+
+/* With all in memory and whole, and with rings of 192 or pages in files. */
+static void check_long(const char *model, tm_dtype precision, uint32_t vocab, const char *path) {
+    static told whole[LONG], part[LONG];
+    memset(whole, 0, sizeof whole), memset(part, 0, sizeof part);
+    tm_engine_opts opts = {.model = model, .precision = precision, .precision_given = true, .positions = 400};
+    answer_alone(opts, vocab, whole);
+    opts.chunk = 64, opts.sequences = 3;
+    opts.tiers.offload_path = path;
+    if (path) opts.tiers.host_budget = least_of(opts);
+    tm_engine *e = open_engine(&opts);
+    answer_in_company(e, vocab, part);
+    tm_engine_close(e);
+    for (uint32_t i = 0; i < LONG; i++) same(&whole[i], &part[i]);
+}
+
+static uint64_t least(const char *model, uint32_t positions) {
+    return least_of((tm_engine_opts){.model = model, .positions = positions, .chunk = 64, .sequences = 8});
 }
 
 /* Mistral's blocks all look through a window of 8; of Gemma 3's three one does not. 8 rows of 256 bytes a position. */
@@ -196,10 +217,95 @@ static void test_rings_memory(void **state) {
 static void test_rings(void **state) {
     (void)state;
     const char *gemma3 = longer(TM_TEST_FIXTURES "/arch_gemma3", "config.json");
-    check_rings(gemma3, TM_F32, 256);
-    check_rings(gemma3, TM_BF16, 256);
-    check_rings(longer(TM_TEST_FIXTURES "/arch_mistral", "config.json"), TM_F32, 256);
-    check_rings(longer(TM_TEST_FIXTURES "/arch_gemma4", "config.json"), TM_F32, 70);
+    check_long(gemma3, TM_F32, 256, NULL);
+    check_long(gemma3, TM_BF16, 256, NULL);
+    check_long(longer(TM_TEST_FIXTURES "/arch_mistral", "config.json"), TM_F32, 256, NULL);
+    check_long(longer(TM_TEST_FIXTURES "/arch_gemma4", "config.json"), TM_F32, 70, NULL);
+}
+
+/* ---- pages in files --------------------------------------------------------------------------------------------- */
+
+/* Bytes of the cache's file below an offload path; 0: there is none. */
+static uint64_t cache_file(const char *path) {
+    glob_t found;
+    struct stat st = {0};
+    if (glob(run_format("%s/run-infer-*/kv_cache", path), 0, NULL, &found) == 0) {
+        assert_int_equal(found.gl_pathc, 1);
+        assert_int_equal(stat(found.gl_pathv[0], &st), 0);
+    }
+    globfree(&found);
+    return (uint64_t)st.st_size;
+}
+
+static const tm_engine_opts small = {.model = LLAMA, .positions = 128, .chunk = 64, .sequences = 16};
+
+static tm_engine *open_small(const char *path) {
+    tm_engine_opts opts = small;
+    opts.tiers.offload_path = path;
+    opts.tiers.host_budget = least_of(opts);
+    return open_engine(&opts);
+}
+
+/* With the least budget, whatever attention looks through and whoever shares whose keys. */
+static void test_paged(void **state) {
+    (void)state;
+    const char *path = run_dir();
+    check_long(longer(LLAMA, "config.json"), TM_F32, 256, path);
+    check_long(longer(LLAMA, "config.json"), TM_BF16, 256, path);
+    check_long(longer(TM_TEST_FIXTURES "/arch_gemma3", "config.json"), TM_F32, 256, path);
+    check_long(longer(TM_TEST_FIXTURES "/arch_gemma4", "config.json"), TM_F32, 70, path);
+    assert_int_equal(run_entries(path), 0);
+}
+
+/* The file has all pages that are not in memory; with it less memory is enough, and with much there is none. */
+static void test_paged_counts(void **state) {
+    (void)state;
+    const uint64_t unit = (uint64_t)16 * 128 * 2 * 2 * 16 * sizeof(float); /* of two layers */
+    const char *path = run_dir();
+    tm_engine_opts opts = small;
+    uint64_t in_memory = least_of(opts);
+    opts.tiers.offload_path = path;
+    uint64_t in_files = least_of(opts);
+    assert_in_range(in_memory - in_files, unit / 2, 2 * unit); /* a page has a price, too */
+    tm_engine *e = open_small(path);
+    assert_int_equal(cache_file(path), 2 * unit);
+    tm_engine_close(e);
+    assert_int_equal(run_entries(path), 0);
+    opts.tiers.host_budget = 2 * in_memory;
+    e = open_engine(&opts);
+    assert_int_equal(cache_file(path), 0);
+    tm_engine_close(e);
+}
+
+/* What a killed one left is gone once the next one starts; what one that lives has stays. First of all tests: there are
+ * no threads yet. */
+static void test_paged_killed(void **state) {
+    (void)state;
+    static told o;
+    int32_t prompt[] = {5, 6, 7};
+    const char *path = run_dir();
+    int status;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)open_small(path);
+        (void)raise(SIGKILL);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_int_equal(run_entries(path), 1);
+    assert_true(cache_file(path) > 0);
+    tm_engine *one = open_small(path);
+    assert_int_equal(run_entries(path), 1);
+    tm_engine *other = open_small(path);
+    assert_int_equal(run_entries(path), 2);
+    tm_engine_close(other);
+    memset(&o, 0, sizeof o);
+    add(one, (tm_request){.prompt = prompt, .n_prompt = 3, .max_new_tokens = 9, .ignore_eos = true}, &o);
+    run_all(one);
+    assert_int_equal(o.n, 9);
+    tm_engine_close(one);
+    assert_int_equal(run_entries(path), 0);
 }
 
 /* ---- in its types ----------------------------------------------------------------------------------------------- */
@@ -496,9 +602,12 @@ static void test_refusals(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_paged_killed, run_clean),
         cmocka_unit_test(test_company_fp32),
         cmocka_unit_test(test_company_bf16),
         cmocka_unit_test_teardown(test_rings, run_clean),
+        cmocka_unit_test_teardown(test_paged, run_clean),
+        cmocka_unit_test_teardown(test_paged_counts, run_clean),
         cmocka_unit_test_teardown(test_rings_memory, run_clean),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_text),

@@ -156,6 +156,50 @@ static void test_generation(void **state) {
     run_free(&r);
 }
 
+/* A cache in files: in the least budget that there is with them, less than its own bytes; the same text as in memory. */
+static void test_generation_paged(void **state) {
+    (void)state;
+    scene s = scene_open();
+    tm_buf prompt = {0};
+    (void)run_train(s.config, s.output, 1024 * MIB, NULL, SETS("memory.host_budget=1GiB", "precision=fp32"));
+    run_copy(TM_TEST_FIXTURES "/tok_gpt2/tokenizer.json", run_path(s.output, "tokenizer.json"));
+    for (int i = 0; i < 60; i++) RUN_EXPECT_STATUS(tm_buf_printf(&prompt, "tide %d ", i));
+    const char *off = run_dir(), *budget[2];
+    const char *arguments[] = {"generate",  "--model",
+                               s.output,    "--prompt",
+                               prompt.data, "--n",
+                               "24",        "--max-new-tokens",
+                               "24",        "--temperature",
+                               "1",         "--host-budget",
+                               "1MiB",      "--offload-path",
+                               off,         NULL};
+    const size_t at = 12, path = 13;
+    for (int paged = 0; paged < 2; paged++) {
+        arguments[path] = paged ? "--offload-path" : NULL;
+        run_result r = run_argv(&(run_opts){0}, arguments);
+        assert_int_equal(r.status, 2);
+        budget[paged] = run_format("%llu", (unsigned long long)train_minimum(r.err));
+        run_free(&r);
+    }
+    run_result r[2];
+    for (int paged = 0; paged < 2; paged++) {
+        arguments[path] = paged ? "--offload-path" : NULL;
+        arguments[at] = budget[paged];
+        r[paged] = run_argv(&(run_opts){0}, arguments);
+        RUN_OK(&r[paged]);
+    }
+    print_message("  in memory %s bytes, in files %s: peak %.2f MiB\n", budget[0], budget[1],
+                  (double)r[1].peak_bytes / (double)MIB);
+    assert_string_equal(r[0].out, r[1].out);
+    assert_int_equal(run_entries(off), 0);
+    assert_true(strtoull(budget[0], NULL, 10) > strtoull(budget[1], NULL, 10) + 8 * MIB);
+#ifndef TIDEMILL_SANITIZED /* shadow memory is resident too */
+    for (int paged = 0; paged < 2; paged++) assert_true(r[paged].peak_bytes <= strtoull(budget[paged], NULL, 10));
+#endif
+    run_free(&r[0]), run_free(&r[1]);
+    tm_buf_free(&prompt);
+}
+
 /* The kernel as judge: it kills what goes over, page cache of buffered files included. */
 static void check_cgroup(const char *precision) {
     scene s = scene_open();
@@ -206,6 +250,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(test_many_micro_batches, run_clean),
         cmocka_unit_test_teardown(test_deep_and_narrow, run_clean),
         cmocka_unit_test_teardown(test_generation, run_clean),
+        cmocka_unit_test_teardown(test_generation_paged, run_clean),
         cmocka_unit_test_teardown(test_cgroup_bf16, run_clean),
         cmocka_unit_test_teardown(test_cgroup_fp32, run_clean),
         cmocka_unit_test_teardown(test_cgroup_binds, run_clean),
