@@ -89,6 +89,12 @@ static tm_status make_room(tm_engine *e) {
     return sample_open(&e->sample, e->vocab);
 }
 
+uint64_t tm_engine_request_bytes(uint64_t tokens, uint32_t answers) {
+    enum { TEXT = 8 }; /* bytes of a token's, as buffers grow */
+    uint64_t each = tokens * (sizeof(int32_t) + TEXT) + sizeof(engine_sequence);
+    return sizeof(engine_request) + tokens * sizeof(int32_t) + answers * each;
+}
+
 tm_status tm_engine_open(tm_engine **out, const tm_engine_opts *opts) {
     tm_model_config config;
     tm_status rc;
@@ -104,7 +110,7 @@ tm_status tm_engine_open(tm_engine **out, const tm_engine_opts *opts) {
     e->rows_apart = true;
     TM_GO(make_room(e));
     TM_GO(engine_open_adapters(&e->adapters, &e->opts, &config));
-    TM_GO(engine_open_job(e, own_bytes(e) + e->opts.other_bytes));
+    TM_GO(engine_open_job(e, own_bytes(e) + e->text.bytes + e->opts.other_bytes));
     *out = e;
 done:
     if (rc != TM_OK) tm_engine_close(e);

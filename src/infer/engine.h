@@ -12,8 +12,8 @@
  * Prompts with a common beginning compute it once while one of them is in the cache.
  *
  * Memory: the key-value cache of `sequences` x `positions`, logits and what plans need are counted, and opening fails where
- * they are more than the budget; the cache is paged in files of tiers.offload_path where it does not fit. What requests
- * hold (prompts, room for answers), the tokenizer, and what the caller has are in `other_bytes`, or not counted.
+ * they are more than the budget, and so are tokenizer and template; the cache is paged in files of tiers.offload_path where it
+ * does not fit. What requests hold (tm_engine_request_bytes) and what the caller has are in `other_bytes`, or not counted.
  * Threads: an engine belongs to one thread, the one that steps it. `take` is called there, inside tm_engine_step; of the
  * engine's functions it may call tm_engine_cancel.
  * Errors: TM_EINPUT for what a request asks and cannot have, at tm_engine_add; nothing of it was taken then. */
@@ -91,6 +91,8 @@ typedef struct tm_request {
 } tm_request;
 enum { TM_ENGINE_TOP = 20, TM_ENGINE_STOPS = 16 };
 
+/* Of memory that a request holds while it waits or runs, at most: prompt, and ids and text of its answers. */
+uint64_t tm_engine_request_bytes(uint64_t tokens, uint32_t answers); /* tokens: of prompt and answer together */
 TM_MUST_USE tm_status tm_engine_open(tm_engine **out, const tm_engine_opts *opts);
 /* Waits behind those added before where all sequences are taken. */
 TM_MUST_USE tm_status tm_engine_add(tm_engine *e, const tm_request *r, uint64_t *number);

@@ -120,12 +120,19 @@ enum { TOGETHER = 32 };
 
 static tm_status open_engine(evaluation *e, const questions *all, tm_engine **engine) {
     size_t longest = 1;
-    for (uint32_t i = 0; i < all->n; i++) longest = tm_max_u64(longest, all->q[i].prompt.n);
+    uint64_t bytes = all->cap * sizeof *all->q; /* with those of requests: all are put at once */
+    for (uint32_t i = 0; i < all->n; i++) {
+        const question *q = &all->q[i];
+        longest = tm_max_u64(longest, q->prompt.n);
+        bytes += q->prompt.cap * sizeof(int32_t) + strlen(q->answer) + strlen(q->asked);
+        bytes += 2 * tm_engine_request_bytes(q->prompt.n + e->args->max_new_tokens, 1);
+    }
     const tm_engine_opts o = {.model = e->cfg.model,
                               .precision = e->cfg.precision,
                               .precision_given = true,
                               .sequences = (uint32_t)tm_min_u64(TOGETHER, tm_max_u64(all->n, 1)),
                               .positions = (uint32_t)(longest + e->args->max_new_tokens),
+                              .other_bytes = bytes,
                               .tiers = e->tiers};
     return tm_engine_open(engine, &o);
 }

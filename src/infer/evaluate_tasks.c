@@ -276,6 +276,19 @@ static void close_all(tasks *all) {
     text_close(&all->text);
 }
 
+/* Of samples, of what is put to the engine, and of answers that wait for one before them. */
+static uint64_t held_bytes(const tasks *all, uint32_t side_by_side) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < all->n; i++) {
+        const tm_task *t = all->task[i];
+        const task_asks *asks = &all->asker[i].asks;
+        bytes += t->bytes + t->n * (sizeof(answered) + t->n_metrics * sizeof(double));
+        bytes += asks->cap * sizeof *asks->ask + asks->n * (sizeof(double) + sizeof(bool));
+        for (size_t k = 0; k < asks->n; k++) bytes += asks->ask[k].ids.cap * sizeof(int32_t);
+    }
+    return bytes + (uint64_t)side_by_side * (1 + AHEAD) * tm_engine_request_bytes(all->longest, 1);
+}
+
 tm_status evaluate_tasks(const evaluation *e, tm_eval_tasks *out) {
     const tm_eval_task_args *a = &e->args->tasks;
     tasks all = {0};
@@ -286,11 +299,13 @@ tm_status evaluate_tasks(const evaluation *e, tm_eval_tasks *out) {
     TM_GO(open_text(&all, e->cfg.model, e->tiers.host_budget));
     TM_GO(encode(&all));
     if (a->samples) TM_GO(tm_append_open(&samples, a->samples, true));
+    uint32_t side_by_side = a->side_by_side ? a->side_by_side : SIDE_BY_SIDE;
     const tm_engine_opts o = {.model = e->cfg.model,
                               .precision = e->cfg.precision,
                               .precision_given = true,
-                              .sequences = a->side_by_side ? a->side_by_side : SIDE_BY_SIDE,
+                              .sequences = side_by_side,
                               .positions = (uint32_t)all.longest,
+                              .other_bytes = held_bytes(&all, side_by_side),
                               .text = &all.text,
                               .tiers = e->tiers};
     TM_GO(tm_engine_open(&engine, &o));

@@ -109,7 +109,11 @@ static tm_status answer_all(tm_engine *e, collected *c, uint32_t prompts, uint32
 static tm_engine_opts engine_opts(const tm_generate_args *args, text_tools *text, const tm_generated *g, uint32_t n) {
     enum { TOGETHER = 32, CHUNK = 512 };
     size_t longest = 0;
-    for (uint32_t i = 0; i < n; i++) longest = tm_max_u64(longest, g[i].n_prompt);
+    uint64_t bytes = 0; /* here, and of requests: all are put at once */
+    for (uint32_t i = 0; i < n; i++) {
+        longest = tm_max_u64(longest, g[i].n_prompt);
+        bytes += 2 * tm_engine_request_bytes(g[i].n_prompt + args->max_new_tokens, 1);
+    }
     return (tm_engine_opts){.model = args->model,
                             .precision = args->precision,
                             .precision_given = args->precision_given,
@@ -117,6 +121,7 @@ static tm_engine_opts engine_opts(const tm_generate_args *args, text_tools *text
                             .positions = (uint32_t)(longest + args->max_new_tokens),
                             .chunk = (uint32_t)tm_min_u64(longest * n, CHUNK),
                             .text = text,
+                            .other_bytes = bytes,
                             .tiers = args->tiers};
 }
 

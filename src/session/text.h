@@ -11,8 +11,9 @@ typedef struct text_tools {
     tm_chat *chat;           /* NULL where there is no chat template */
     int32_t eos[16];         /* generation_config.json and config.json together */
     uint32_t n_eos;
-    int32_t end;   /* what text ends with in training: eos_token of tokenizer_config.json, else eos[0]; -1: nothing */
-    uint64_t hash; /* of tokenizer and template, as far as they are there */
+    int32_t end;    /* what text ends with in training: eos_token of tokenizer_config.json, else eos[0]; -1: nothing */
+    uint64_t bytes; /* of memory that all this holds, about */
+    uint64_t hash;  /* of tokenizer and template, as far as they are there */
 } text_tools;
 /* A model without a tokenizer is fine here; whoever needs one says so. `host_bytes`: of the budget; a template may take
  * a quarter of it. 0: not known. */

@@ -84,6 +84,7 @@ typedef struct tm_task {
     const char *const *extract_name;
     uint32_t n_extracts;
     tm_task_drawing drawing;
+    uint64_t bytes; /* of memory that its samples hold */
 } tm_task;
 
 typedef struct tm_task_opts {

@@ -12,6 +12,7 @@ typedef struct task_memory {
 } task_memory;
 void *task_alloc(task_memory *m, size_t n);                        /* zeroed, aligned for anything; NULL: recorded */
 const char *task_text(task_memory *m, const char *text, size_t n); /* a copy, NUL-terminated; NULL: recorded */
+uint64_t task_memory_bytes(const task_memory *m);
 void task_memory_free(task_memory *m);
 
 /* ---- TASK.json -------------------------------------------------------------------------------------------------- */

@@ -37,6 +37,12 @@ const char *task_text(task_memory *m, const char *text, size_t n) {
     return copy;
 }
 
+uint64_t task_memory_bytes(const task_memory *m) {
+    uint64_t bytes = 0;
+    for (const struct task_chunk *c = m->chunk; c; c = c->next) bytes += tm_round_up(sizeof *c, 16) + c->cap;
+    return bytes;
+}
+
 void task_memory_free(task_memory *m) {
     for (struct task_chunk *c = m->chunk, *next; c; c = next) {
         next = c->next;
@@ -342,7 +348,8 @@ static tm_status read_all(task *t, const char *path) {
     if (t->opts->max_new_tokens) t->pub.drawing.max_new_tokens = t->opts->max_new_tokens;
     if (!t->pub.drawing.max_new_tokens) t->pub.drawing.max_new_tokens = MAX_NEW_TOKENS;
     TM_GO(task_choose_metrics(t));
-    rc = task_make_samples(t);
+    TM_GO(task_make_samples(t));
+    t->pub.bytes = task_memory_bytes(&t->memory);
 done:
     tm_buf_free(&text);
     return rc;

@@ -413,6 +413,18 @@ static void test_text(void **state) {
     tm_engine_close(e);
 }
 
+/* What turns text into tokens is in the budget: about twice its file. */
+static void test_text_memory(void **state) {
+    (void)state;
+    const char *dir = run_path(run_dir(), "model");
+    size_t size;
+    free(run_read(TINY "/tokenizer.json", &size));
+    run_copy_model(TINY, dir);
+    uint64_t with = least(dir, 64);
+    run_remove(run_path(dir, "tokenizer.json"));
+    assert_in_range(with - least(dir, 64), 2 * size, 4 * size);
+}
+
 /* ---- adapters --------------------------------------------------------------------------------------------------- */
 
 #define PEFT TM_TEST_FIXTURES "/peft_base"
@@ -611,6 +623,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(test_rings_memory, run_clean),
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_text),
+        cmocka_unit_test_teardown(test_text_memory, run_clean),
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_refusals),

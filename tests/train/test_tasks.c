@@ -241,6 +241,33 @@ static void test_refused(void **state) {
     refused("positions", SETS("--task", write_asks(dir, ""), "--max-new-tokens", "1000000"));
 }
 
+/* The least budget of an evaluation with the first `limit` of the rows. */
+static uint64_t least(const char *rows, const char *limit) {
+    run_result r =
+        run((run_opts){0}, "eval", "--model", TINY, "--task", rows, "--limit", limit, "--host-budget", "1MiB", NULL);
+    assert_int_equal(r.status, 2);
+    uint64_t bytes = train_minimum(r.err);
+    run_free(&r);
+    return bytes;
+}
+
+/* Rows take memory: their text, and the ids of what is asked. */
+static void test_rows_count(void **state) {
+    (void)state;
+    enum { ROWS = 2000, WORDS = 40 };
+    tm_buf text = {0};
+    const char *rows = run_path(run_dir(), "many.jsonl");
+    for (int i = 0; i < ROWS; i++) {
+        RUN_EXPECT_STATUS(tm_buf_printf(&text, "{\"prompt\": \""));
+        for (int k = 0; k < WORDS; k++) RUN_EXPECT_STATUS(tm_buf_printf(&text, "tide "));
+        RUN_EXPECT_STATUS(tm_buf_printf(&text, "%d\", \"choices\": [\"in\", \"out\"], \"gold\": 0}\n", i));
+    }
+    run_write(rows, text.data);
+    uint64_t more = least(rows, "2000") - least(rows, "1"), each = text.len / ROWS;
+    assert_in_range(more, ROWS * each, 16 * ROWS * each);
+    tm_buf_free(&text);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_choices, run_clean),
@@ -248,6 +275,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(test_side_by_side, run_clean),
         cmocka_unit_test_teardown(test_samples_again, run_clean),
         cmocka_unit_test_teardown(test_refused, run_clean),
+        cmocka_unit_test_teardown(test_rows_count, run_clean),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("tasks", tests, NULL, NULL);
