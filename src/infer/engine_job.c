@@ -127,6 +127,15 @@ static void look_at_rings(tm_engine *e) {
     }
 }
 
+/* Too small a budget, and nowhere for the cache to go. */
+static tm_status advise(const tm_engine *e, tm_status rc) {
+    const tm_tier_args *t = &e->opts.tiers;
+    if (rc != TM_EBUDGET || t->offload_path || t->device) return rc;
+    tm_error why = *tm_error_get();
+    tm_error_clear();
+    return tm_fail(rc, "%s; with --offload-path DIR the cache may lie in files there", why.text);
+}
+
 tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
     job_opts o = {.model = e->opts.model,
                   .dtype = e->opts.precision,
@@ -146,7 +155,7 @@ tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
     e->job->sinks.may_go_on = e->opts.may_go_on;
     e->job->sinks.may_go_on_ctx = e->opts.may_go_on_ctx;
     e->job->sinks.fill_ctx = e->job->sinks.take_ctx = e;
-    return start(e);
+    return advise(e, start(e));
 }
 
 static void note_written(tm_engine *e) {

@@ -264,10 +264,15 @@ static void test_paged_counts(void **state) {
     const char *path = run_dir();
     tm_engine_opts opts = small;
     uint64_t in_memory = least_of(opts);
+    tm_engine *e;
+    opts.tiers.host_budget = in_memory - 1;
+    assert_int_equal(tm_engine_open(&e, &opts), TM_EBUDGET);
+    assert_non_null(strstr(tm_error_get()->text, "--offload-path"));
+    tm_error_clear();
     opts.tiers.offload_path = path;
     uint64_t in_files = least_of(opts);
     assert_in_range(in_memory - in_files, unit / 2, 2 * unit); /* a page has a price, too */
-    tm_engine *e = open_small(path);
+    e = open_small(path);
     assert_int_equal(cache_file(path), 2 * unit);
     tm_engine_close(e);
     assert_int_equal(run_entries(path), 0);
