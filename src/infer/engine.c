@@ -105,9 +105,9 @@ tm_status tm_engine_open(tm_engine **out, const tm_engine_opts *opts) {
     if (opts->text) e->text = *opts->text, *opts->text = (text_tools){0};
     TM_GO(look_at_model(e, &config));
     TM_GO(set_sizes(e, &config));
-    TM_GO(tm_kernels_init(0, (tm_elem)e->opts.precision));
     tm_gemm_rows_apart(true);
     e->rows_apart = true;
+    TM_GO(tm_kernels_init(0, (tm_elem)e->opts.precision));
     TM_GO(make_room(e));
     TM_GO(engine_open_adapters(&e->adapters, &e->opts, &config));
     TM_GO(engine_open_job(e, own_bytes(e) + e->text.bytes + e->opts.other_bytes));

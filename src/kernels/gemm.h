@@ -48,7 +48,8 @@ bool tm_gemm_multiplies_bf16(void);
 /* A row of C has the same bits however many others there are: so it is of our own products, not of every library's. */
 bool tm_gemm_rows_alone(void);
 /* Asks that of OpenBLAS, as often on as it was called with true, and off with false: in products without a_trans whose m is a multiple of 16.
- * It takes time where C has few columns. Our own need not be asked, oneDNN never promises it. Not while products run. */
+ * It takes time where C has few columns. On AVX2 OpenBLAS cannot: asked before tm_kernels_init, ours are chosen there. Our own
+ * need not be asked, oneDNN never promises it. Not while products run. */
 void tm_gemm_rows_apart(bool on);
 const char *tm_gemm_library(void); /* "openblas-0.3.21-Haswell", "builtin-avx2" */
 

@@ -3,6 +3,7 @@
 #include "infer/engine.h"
 #include "run.h"
 #include "session/text.h"
+#include "tests/support/skip.h"
 
 #include <glob.h>
 #include <math.h>
@@ -324,6 +325,16 @@ static void test_company_bf16(void **state) {
     check_company(TM_BF16);
 }
 
+/* Where OpenBLAS adds up rows by where they are. */
+static void test_company_avx2(void **state) {
+    (void)state;
+    const char *given = getenv("TIDEMILL_ISA");
+    if (given || !__builtin_cpu_supports("avx2")) TEST_SKIP("the CPU has no AVX2, or its kernels are chosen already");
+    setenv("TIDEMILL_ISA", "avx2", 1);
+    check_company(TM_F32);
+    unsetenv("TIDEMILL_ISA");
+}
+
 /* ---- log-probabilities ------------------------------------------------------------------------------------------ */
 
 /* An answer of 8 tokens, which is in the prompt behind its first n, has the log-probabilities that it has there. */
@@ -622,6 +633,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(test_paged_killed, run_clean),
         cmocka_unit_test(test_company_fp32),
         cmocka_unit_test(test_company_bf16),
+        cmocka_unit_test(test_company_avx2),
         cmocka_unit_test_teardown(test_rings, run_clean),
         cmocka_unit_test_teardown(test_paged, run_clean),
         cmocka_unit_test_teardown(test_paged_counts, run_clean),
