@@ -313,7 +313,7 @@ TM_MUST_USE tm_status tm_source_piece_of(const tm_source *src, uint32_t t, uint6
 TM_MUST_USE tm_status tm_source_decode(const tm_source *src, uint32_t t, const tm_source_piece *p,
                                        const void *const *raw, uint64_t first, uint64_t n, tm_fmt to, void *out);
 /* Whether the tensor is a matrix whose rows products take as the file has them (kernels/packed.h): what of `out` a piece of
- * whole rows has in common with it is filled: all but data. */
+ * whole rows has in common with it is filled: all but data, and of 4 bits codes and scales. */
 bool tm_source_packing(const tm_source *src, uint32_t t, tm_packed *out);
 /* The tensor's pages will not be needed again: a small cgroup is not charged for them. */
 void tm_source_forget(const tm_source *src, uint32_t i);

@@ -56,6 +56,10 @@ bool tm_source_packing(const tm_source *src, uint32_t t, tm_packed *out) {
         [TM_FMT_Q5_K] = TM_PACKED_Q5_K, [TM_FMT_Q6_K] = TM_PACKED_Q6_K};
     const source_entry *s = &src->entry[t];
     const tm_source_tensor *info = &s->info;
+    if (s->bnb && info->ndim == 2) {
+        *out = (tm_packed){.packing = TM_PACKED_BITS4, .k = info->shape[1], .nf4 = s->bnb->blocks};
+        return out->k % 2 == 0;
+    }
     *out = (tm_packed){.packing = of[info->fmt], .k = info->ndim == 2 ? info->shape[1] : 0, .head_rows = s->head_rows};
     bool plain = !s->bnb && !s->made && !s->merge && !s->transposed && !s->added_one;
     return plain && out->packing != TM_PACKED_NOT && out->k > 0 && out->k % tm_packing_of(out->packing)->block == 0;

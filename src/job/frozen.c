@@ -2,7 +2,9 @@
  * the user's files have them (offload: tm_layout_home), and come to where they are computed with in one of two ways:
  *
  *   in place   one range of one file holds the part as it is computed with: operations get a pointer into its frame;
- *              going only forward (as_stored) also whole matrices in the types that products decode themselves
+ *              whole matrices of 4-bit blocks as well, where the product in use is one of our own, which decodes them as
+ *              it packs its operands and gives the bits of the decoded ones; going only forward (as_stored) also those in
+ *              the other types that products decode themselves
  *   decoded    pieces of some million elements are decoded into a temporary, once a visit (OP_DECODE); or, as much of
  *              it as the planner finds the memory for, once, at the start, and held
  *
@@ -134,13 +136,33 @@ static bool lies_in_place(const tm_job *job, uint32_t tensor, const tm_source_pi
            stored_fmt(job, tensor) == job_compute_fmt(job->dtype);
 }
 
+static bool imagine_packing(const tm_job *job, uint32_t tensor, tm_packed *out) {
+    *out = (tm_packed){.packing = TM_PACKED_BITS4, .k = tm_model_tensor(job->model, tensor)->shape[1]};
+    out->nf4 = (tm_nf4_blocks){.map = tm_nf4_map(job->four_bits == TM_FMT_FP4 ? TM_FP4 : TM_NF4),
+                               .block = job->opts.quant_block,
+                               .nested_map = job->opts.double_quant ? tm_nf4_dynamic_map() : NULL,
+                               .nested_block = TM_NF4_NESTED};
+    return out->k % 2 == 0;
+}
+
+/* Rows that products decode, and whether these may be here. */
+static bool packing_of(const tm_job *job, uint32_t part, tm_packed *out) {
+    uint32_t tensor = tm_model_part_segments(job->model, part)->tensor;
+    bool block = tm_model_unit(job->model, tm_model_part(job->model, part)->unit)->kind == TM_UNIT_BLOCK;
+    bool imagined = will_be_quantised(job, tensor);
+    if (!imagined && !from_source(job)) return false;
+    if (!(imagined ? imagine_packing(job, tensor, out)
+                   : tm_source_packing(job->source, job->source_tensor[tensor], out)))
+        return false;
+    if (out->packing != TM_PACKED_BITS4) return job->opts.as_stored;
+    return block && job->tiers.traits.in_place && tm_gemm_rows_alone();
+}
+
 /* What a file has is multiplied as it is: whole rows of a matrix, which products decode. */
 static bool lies_packed(const tm_job *job, uint32_t part, const tm_source_piece *p, uint64_t n) {
     part_state *s = &job->part[part];
-    const tm_segment *seg = tm_model_part_segments(job->model, part);
-    bool may = job->opts.as_stored && from_source(job) && tm_model_part_packs(job->model, part);
-    if (!may || !tm_source_packing(job->source, job->source_tensor[seg->tensor], &s->packed) || p->elements != n ||
-        n != s->elements || p->first % s->packed.k || n % s->packed.k)
+    bool may = tm_model_part_packs(job->model, part) && packing_of(job, part, &s->packed);
+    if (!may || p->elements != n || n != s->elements || p->first % s->packed.k || n % s->packed.k)
         s->packed = (tm_packed){.packing = TM_PACKED_NOT};
     return s->packed.packing != TM_PACKED_NOT;
 }
@@ -222,10 +244,20 @@ tm_status frozen_add_part(tm_job *job, uint32_t part, uint32_t *bundle) {
     return add_held(job, part, held.n * tm_dtype_bytes(job->dtype), bundle);
 }
 
+uint32_t frozen_scales(const tm_job *job, uint32_t part) {
+    const part_state *s = &job->part[part];
+    return s->packed.packing == TM_PACKED_BITS4 ? job->frozen[s->first_piece].n_ranges - 1U : 0;
+}
+
+uint64_t frozen_range_bytes(const tm_job *job, const frozen_piece *f, uint32_t range) {
+    uint64_t bytes = 0;
+    for (uint32_t k = 0; k < f->count[range]; k++) bytes += tm_layout_get(job->layout, f->object[range] + k)->bytes;
+    return bytes;
+}
+
 static uint64_t raw_bytes(const tm_job *job, const frozen_piece *f) {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < f->n_ranges; i++)
-        for (uint32_t k = 0; k < f->count[i]; k++) bytes += tm_layout_get(job->layout, f->object[i] + k)->bytes;
+    for (uint32_t i = 0; i < f->n_ranges; i++) bytes += frozen_range_bytes(job, f, i);
     return bytes;
 }
 

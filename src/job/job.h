@@ -78,7 +78,7 @@ typedef struct part_state {
     bool mixed;                   /* some of its tensors do not learn: their gradient is zero */
     bool learns;                  /* else it has none of the above but `weights`, and is read where it lies: */
     bool in_place;                /* its only piece is what computes; else pieces are decoded first (frozen.c) */
-    tm_packed packed;             /* in place as the file has it: all but the address; TM_PACKED_NOT: it is not */
+    tm_packed packed;             /* in place as the file has it: all but addresses; TM_PACKED_NOT: it is not */
     uint32_t first_piece, n_pieces;
     uint32_t held, n_held; /* objects that hold what pieces decode to, from the start on; n_held 0: none do */
     uint32_t means;        /* of its group, in the group's first part (passes.c); TM_NO_OBJECT: none */
@@ -538,6 +538,9 @@ span frozen_held(const tm_job *job, uint32_t part); /* elements of which this ra
 bool frozen_is_there(const tm_job *job, const frozen_piece *f);
 TM_MUST_USE tm_status frozen_source_piece(const tm_job *job, const frozen_piece *f, tm_source_piece *out);
 uint64_t frozen_raw_bytes(const tm_job *job, uint32_t part); /* of all its objects */
+/* Of a part that is multiplied in four bits: ranges of scales, which follow the codes' as operands; of others none. */
+uint32_t frozen_scales(const tm_job *job, uint32_t part);
+uint64_t frozen_range_bytes(const tm_job *job, const frozen_piece *f, uint32_t range);
 /* Where this rank's weights begin in the frame that an operation is given. */
 static inline uint32_t weight_shift(const tm_job *job, uint32_t part) {
     const part_state *s = &job->part[part];

@@ -37,8 +37,8 @@ typedef struct tm_gemm_args {
     uint64_t lda, ldb, ldc; /* elements from one stored row to the next */
     tm_elem a_type, b_type, c_type;
     bool a_trans, b_trans;            /* a_trans: A is stored [k][m]; b_trans: B is stored [n][k] */
-    const struct tm_packed *b_packed; /* instead of b and ldb: the matrix B^T [n, k] as a file has it (packed.h), whose
-                                         values are rounded to b_type; with b_trans. NULL: b */
+    const struct tm_packed *b_packed; /* instead of b and ldb: the matrix as a file has it (packed.h), B^T [n, k] with
+                                         b_trans, else B [k, n]; its values are rounded to b_type. NULL: b */
     bool narrow; /* C has many rows of few columns, and openblas may deal out rows too, which changes bits */
 } tm_gemm_args;
 

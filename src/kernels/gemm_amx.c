@@ -92,8 +92,17 @@ static ahead ahead_of(const void *at, size_t run, size_t stride, size_t runs) {
     return (ahead){.at = at, .run = run, .stride = stride, .runs = runs};
 }
 
+/* Of 4-bit codes two make a byte. */
+static ahead ahead_of_codes(const operand *o) {
+    const tm_packed *p = o->packed;
+    uint64_t row = p->first + (o->by_depth ? o->k0 : o->at), column = o->by_depth ? o->at : o->k0;
+    return ahead_of(p->nf4.codes + (row * p->k + column) / 2, (o->by_depth ? o->n : o->depth) / 2, p->k / 2,
+                    o->by_depth ? o->depth : o->n);
+}
+
 static ahead ahead_of_operand(const operand *o) {
     const uint16_t *x = o->x;
+    if (o->packed) return ahead_of_codes(o);
     if (o->by_depth) return ahead_of(x + o->k0 * o->ld + o->at, o->n * 2, o->ld * 2, o->depth);
     return ahead_of(x + o->at * o->ld + o->k0, o->depth * 2, o->ld * 2, o->n);
 }
@@ -228,7 +237,9 @@ static void ask_for_b(tile *t, size_t j) {
     size_t blocks = panels_of(t->m) * panels_of(tm_min_u64(GROUP, t->n - j));
     bool more = j + GROUP < t->n;
     t->asked[NEXT_B] = (ahead){0};
-    if ((!more && t->last) || t->g->b_packed) return;
+    if (!more && t->last) return;
+    if (t->g->b_packed && t->g->b_packed->packing != TM_PACKED_BITS4)
+        return; /* its rows are asked for where it is decoded */
     tile next = with_part(t, more ? t->k0 : t->k0 + t->k_step);
     operand b = columns_of_b(&next, more ? j + GROUP : 0);
     t->asked[NEXT_B] = ahead_of_operand(&b);

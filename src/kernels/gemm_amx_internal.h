@@ -23,6 +23,11 @@ static inline size_t amx_panel(size_t depth) {
 void amx_pack_left(const operand *o, uint16_t *out);
 void amx_pack_right(const operand *o, uint16_t *out);
 
+/* A right operand of 4-bit codes, decoded on the way (gemm_amx_nf4.c): whether this one can be, and whether it was, which
+ * its scales decide: where not, what was written is to be written anew. */
+bool amx_nf4_fits(const operand *o);
+bool amx_pack_nf4(const operand *o, uint16_t *out);
+
 /* Register tiles of the calling thread, all of 16 rows x 64 bytes, from one to the other. */
 void amx_begin_tiles(void);
 void amx_end_tiles(void);

@@ -135,11 +135,15 @@ void amx_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_t
 static void pack_decoded(const operand *o, uint16_t *out) {
     uint16_t buf[AMX_LINES * AMX_K_CHUNK];
     TM_ASSERT(o->depth <= AMX_K_CHUNK);
+    if (amx_nf4_fits(o) && amx_pack_nf4(o, out)) return;
     for (size_t i = 0; i < o->n; i += AMX_LINES, out += amx_panel(o->depth)) {
-        operand some = {.x = buf, .type = o->type, .ld = AMX_K_CHUNK, .n = tm_min_u64(AMX_LINES, o->n - i)};
+        operand some = {.x = buf, .type = o->type, .by_depth = o->by_depth, .n = tm_min_u64(AMX_LINES, o->n - i)};
+        some.ld = o->by_depth ? AMX_LINES : AMX_K_CHUNK;
         some.depth = o->depth;
-        for (size_t j = 0; j < some.n; j++)
-            amx_unpack(o->packed, o->at + i + j, o->k0, o->depth, buf + j * AMX_K_CHUNK);
+        for (size_t j = 0; j < (o->by_depth ? o->depth : some.n); j++) {
+            uint64_t row = o->by_depth ? o->k0 + j : o->at + i + j, at = o->by_depth ? o->at + i : o->k0;
+            amx_unpack(o->packed, row, at, o->by_depth ? some.n : o->depth, buf + j * some.ld);
+        }
         amx_pack_right(&some, out);
     }
 }

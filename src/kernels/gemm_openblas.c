@@ -147,13 +147,15 @@ static operand load_operand(const void *x, tm_elem t, uint64_t ld, bool k_is_row
 
 /* The same of B's block where that is packed: decoded into its type, then as any other. */
 static operand load_packed(const tm_gemm_args *g, const tile *t, uint64_t k0, uint64_t k, float *buf) {
-    uint16_t half[K_PANEL];
-    for (uint64_t r = 0; r < (uint64_t)t->n; r++) {
+    uint16_t half[K_PANEL > N_TILE ? K_PANEL : N_TILE];
+    uint64_t rows = g->b_trans ? (uint64_t)t->n : k, row = g->b_trans ? t->j0 : k0;
+    uint64_t columns = g->b_trans ? k : (uint64_t)t->n, column = g->b_trans ? k0 : t->j0;
+    for (uint64_t r = 0; r < rows; r++) {
         bool wide = g->b_type == TM_ELEM_F32;
-        tm_packed_values(g->b_packed, t->j0 + r, k0, k, g->b_type, wide ? (void *)(buf + r * k) : half);
-        if (!wide) kernels_widen(g->b_type, half, buf + r * k, k);
+        tm_packed_values(g->b_packed, row + r, column, columns, g->b_type, wide ? (void *)(buf + r * columns) : half);
+        if (!wide) kernels_widen(g->b_type, half, buf + r * columns, columns);
     }
-    return (operand){buf, (int)k};
+    return (operand){buf, (int)columns};
 }
 
 static void tile_product(const tm_gemm_args *g, tile t, float *c, int ldc, float beta, float *scratch) {

@@ -56,18 +56,23 @@ static void pack_depths(const operand *o, size_t step, size_t width, size_t stri
 }
 
 operand gemm_unpacked(const operand *o, size_t first, size_t n, size_t ld, void *buf) {
-    for (size_t i = 0; i < n; i++)
-        tm_packed_values(o->packed, o->at + first + i, o->k0, o->depth, o->type, kernels_at(o->type, buf, i * ld));
-    return (operand){.x = buf, .type = o->type, .ld = ld, .n = n, .depth = o->depth};
+    uint64_t line = o->at + first, row = o->by_depth ? o->k0 : line, column = o->by_depth ? line : o->k0;
+    for (size_t i = 0; i < (o->by_depth ? o->depth : n); i++)
+        tm_packed_values(o->packed, row + i, column, o->by_depth ? n : o->depth, o->type,
+                         kernels_at(o->type, buf, i * ld));
+    return (operand){.x = buf, .type = o->type, .ld = ld, .by_depth = o->by_depth, .n = n, .depth = o->depth};
 }
 
 /* Panels of a packed operand, one decoded after the other. */
 static void pack_decoded(const operand *o, size_t step, size_t width, size_t stride, float *out) {
     float buf[GEMM_NR * GEMM_K_CHUNK];
-    TM_ASSERT(step <= GEMM_NR && !o->by_depth);
+    TM_ASSERT(step <= GEMM_NR);
     for (size_t i = 0; i < o->n; i += step, out += stride) {
-        operand some = gemm_unpacked(o, i, tm_min_u64(step, o->n - i), GEMM_K_CHUNK, buf);
-        pack_lines(&some, 0, some.n, width, out);
+        operand some = gemm_unpacked(o, i, tm_min_u64(step, o->n - i), o->by_depth ? GEMM_NR : GEMM_K_CHUNK, buf);
+        if (o->by_depth)
+            pack_depths(&some, step, width, stride, out);
+        else
+            pack_lines(&some, 0, some.n, width, out);
     }
 }
 

@@ -24,7 +24,7 @@ typedef struct operand {
     size_t depth;
     const tm_packed *packed; /* instead of x and ld: its values, as `type`; NULL: x */
 } operand;
-/* Lines [first, first + n) of a packed operand, decoded into buf, `ld` elements apart. */
+/* Lines [first, first + n) of a packed operand, decoded into buf, what is stored side by side `ld` elements apart. */
 operand gemm_unpacked(const operand *o, size_t first, size_t n, size_t ld, void *buf);
 
 /* out[(i / step) * stride + p * width + i % step] = line i, depth p, as fp32; what is missing of a last panel may be

@@ -241,7 +241,7 @@ const tm_part *tm_model_part(const tm_model *m, uint32_t p);
 uint32_t tm_model_tensors(const tm_model *m);
 const tm_tensor *tm_model_tensor(const tm_model *m, uint32_t t);           /* in unit order */
 const tm_segment *tm_model_tensor_segments(const tm_model *m, uint32_t t); /* n_segments, by tensor_offset */
-/* Forward, all stages that use the part take it as a file has it (tm_stage_args.packed). */
+/* All stages that use the part take it as a file has it (tm_stage_args.packed): forward, and those of blocks backward. */
 bool tm_model_part_packs(const tm_model *m, uint32_t p);
 const tm_segment *tm_model_part_segments(const tm_model *m, uint32_t p); /* n_segments, by part_offset */
 /* All tensors, in byte order of their names. The caller frees it. */
@@ -328,7 +328,9 @@ typedef struct tm_stage_args {
     void *slot[TM_MAX_SLOTS]; /* NULL where the stage does not use it */
     void *grad[TM_MAX_SLOTS];
     const void *weight[TM_MAX_STAGE_PARTS]; /* the part in compute dtype */
-    const tm_packed *packed; /* forward: instead of weight[0], the matrix as a file has it; NULL: weight[0] */
+    const tm_packed
+        *packed; /* forward, in blocks backward too: instead of weight[0], the matrix as a file has it; NULL:
+                                weight[0] */
     float *weight_grad[TM_MAX_STAGE_PARTS];     /* fp32 accumulator of the whole part */
     bool weight_grad_fresh[TM_MAX_STAGE_PARTS]; /* first contribution of the step: write, do not add */
     uint32_t slot_fresh, grad_fresh; /* bit s: this TM_UPDATE use is the first of the pass: write, do not add */

@@ -283,6 +283,7 @@ void model_product_input_gradient(const model_product *p, model_chunk c, float b
     const stage_spec *s = p->s;
     tm_elem t = model_elem(p->a->model);
     tm_gemm_args g = with_matrix(p, c.rows, true);
+    g.b_packed = p->a->packed;
     g.a = p->dy, g.lda = p->ld_dy, g.beta = beta, g.c = dx, g.ldc = g.n, g.c_type = dx_type;
     p->a->kernels->gemm(&g);
     if (!s->rank) return;

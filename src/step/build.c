@@ -80,6 +80,8 @@ static void use_part(pass *x, uint32_t part) {
     TM_ASSERT(x->o->update != UPDATE_WITHIN || !x->updated[part]); /* backward needs the weights of forward */
     if (x->part_interval[part] == NONE) (void)pass_hi_interval(x, part);
     op_use(&x->w, OPERAND_WEIGHT, x->part_interval[part], TM_USE_READ);
+    for (uint32_t k = 0; k < frozen_scales(x->job, part); k++)
+        op_use(&x->w, OPERAND_SCALES, x->part_interval[part] + 1 + k, TM_USE_READ);
 }
 
 static void use_workspace(pass *x, uint32_t unit, uint32_t stage, bool backward) {

@@ -94,7 +94,8 @@ void pass_gather_forward(pass *x); /* makes the list of what is needed, in order
 void pass_gather_backward(pass *x);
 /* This rank's elements of a part that does not learn, decoded piece by piece into an interval. */
 void write_decode(op_writer *w, uint32_t part, uint32_t to);
-uint32_t pass_frozen_interval(pass *x, uint32_t part); /* of this rank's weights of a part that does not learn */
+/* Of this rank's weights of a part that does not learn; of one in four bits the codes', and the scales' are the next. */
+uint32_t pass_frozen_interval(pass *x, uint32_t part);
 /* What this stage reads is there, and what comes next is on its way. */
 void pass_need(pass *x, const tm_stage *stage, bool backward);
 void pass_share(pass *x, uint32_t part, uint32_t hi); /* after the update of a part that is kept whole */

@@ -95,7 +95,10 @@ uint32_t pass_frozen_interval(pass *x, uint32_t part) {
     const frozen_piece *f = &x->job->frozen[ps->first_piece];
     if (ps->n_pieces == 0) return NONE; /* other ranks have it */
     if (ps->n_held) return tm_program_interval(x->p, ps->held, ps->n_held);
-    return ps->in_place ? tm_program_interval(x->p, f->object[0], f->count[0]) : decode(x, part);
+    if (!ps->in_place) return decode(x, part);
+    uint32_t first = tm_program_interval(x->p, f->object[0], f->count[0]);
+    for (uint32_t k = 1; k < f->n_ranges; k++) (void)tm_program_interval(x->p, f->object[k], f->count[k]);
+    return first;
 }
 
 static void gather_from_all(pass *x, uint32_t part, uint32_t whole) {

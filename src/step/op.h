@@ -135,6 +135,7 @@ typedef enum operand_name {
     OPERAND_END,
     OPERAND_BATCH,
     OPERAND_WEIGHT, /* of the stage's parts */
+    OPERAND_SCALES, /* of its matrix, where that is codes: of blocks, and of blocks of those */
     OPERAND_SLOT,
     OPERAND_KV_CACHE,
     OPERAND_COEFFICIENT,
@@ -212,7 +213,7 @@ typedef enum op_cost {
 typedef enum op_place { OP_ON_HOST, OP_ON_DEVICE, OP_WHERE_UPDATED, OP_WHERE_EXCHANGED } op_place;
 typedef enum op_label { OP_OF_ALL, OP_OF_STAGE, OP_OF_TILE, OP_OF_PART, OP_OF_TENSOR, OP_OF_BATCH } op_label;
 
-enum { OP_OPERANDS = 8 };
+enum { OP_OPERANDS = 9 };
 typedef struct op_row {
     const char *word; /* "forward" */
     uint8_t engine;   /* tm_op_engine */
@@ -229,6 +230,10 @@ const op_row *op_row_of(uint16_t code); /* NULL: there is none */
 /* The operand of that name; the i-th; the first of several that do not take turns. NULL: the operation has none. */
 void *op_operand(const op_call *c, operand_name name);
 void *op_operand_at(const op_call *c, operand_name name, uint32_t i);
+/* A part's weights in the frame that an operation is given: what was gathered begins where it was put. */
+const void *op_weight(const tm_job *job, uint32_t part, const void *frame);
+/* A stage's matrix where it is multiplied as a file has it; NULL: it is not, or `weight`, where it begins, is NULL. */
+const tm_packed *op_packed(const op_call *c, const void *weight, tm_packed *room);
 void *const *op_operands(const op_call *c, operand_name name);
 uint32_t op_count(const op_call *c, const op_operand_row *o);
 uint64_t op_bytes(const op_call *c, const op_operand_row *o, uint32_t i);

@@ -94,17 +94,26 @@ static void take_slots(const op_call *c, tm_stage_args *a) {
     }
 }
 
-/* What was gathered begins where it was put. */
-static const void *weight_at(const tm_job *job, uint32_t part, const void *frame) {
+const void *op_weight(const tm_job *job, uint32_t part, const void *frame) {
     bool gathered = part_is_gathered(job, &job->part[part]);
     return (const char *)frame + (gathered ? 0 : weight_shift(job, part));
 }
 
-/* The stage's matrix where it is multiplied as a file has it; NULL: it is not. */
-static const tm_packed *packed_at(const op_call *c, const void *weight, tm_packed *room) {
-    *room = c->job->part[stage_of(c)->part[0]].packed;
+static const void *scales_at(const op_call *c, const frozen_piece *f, uint32_t range) {
+    return range < f->n_ranges ? (const char *)op_operand_at(c, OPERAND_SCALES, range - 1) + f->shift[range] : NULL;
+}
+
+const tm_packed *op_packed(const op_call *c, const void *weight, tm_packed *room) {
+    const part_state *s = &c->job->part[stage_of(c)->part[0]];
+    *room = s->packed;
+    if (room->packing == TM_PACKED_NOT || !weight) return NULL;
     room->data = weight;
-    return room->packing == TM_PACKED_NOT ? NULL : room;
+    if (room->packing != TM_PACKED_BITS4) return room;
+    const frozen_piece *f = &c->job->frozen[s->first_piece];
+    room->nf4.codes = weight;
+    room->nf4.absmax = scales_at(c, f, 1);
+    room->nf4.nested_absmax = scales_at(c, f, 2);
+    return room;
 }
 
 /* What both directions take alike. */
@@ -118,7 +127,7 @@ static tm_stage_args stage_args(const op_call *c, const tm_micro_batch *batch) {
                        .workspace = op_operand(c, OPERAND_WORKSPACE)};
     void *const *weight = op_operands(c, OPERAND_WEIGHT);
     for (uint32_t i = 0; i < stage_of(c)->n_parts; i++)
-        if (reads_part(c, i)) a.weight[i] = weight_at(c->job, stage_of(c)->part[i], *weight++);
+        if (reads_part(c, i)) a.weight[i] = op_weight(c->job, stage_of(c)->part[i], *weight++);
     take_slots(c, &a);
     return a;
 }
@@ -128,7 +137,7 @@ static tm_status run_forward(const op_call *c) {
     if (b.rows == 0) return TM_OK;
     tm_stage_args a = stage_args(c, &b);
     tm_packed packed;
-    a.packed = packed_at(c, a.weight[0], &packed);
+    a.packed = op_packed(c, a.weight[0], &packed);
     a.kv_cache = op_operand(c, OPERAND_KV_CACHE);
     a.kv_capacity = a.kv_cache ? job_kv_positions(c->job, a.unit) : 0;
     return tm_stage_forward(&a);
@@ -150,6 +159,8 @@ static tm_status run_backward(const op_call *c) {
     const tm_stage *stage = stage_of(c);
     tm_micro_batch b = micro_batch(c, c->args.stage.lane, op_operand(c, OPERAND_BATCH));
     tm_stage_args a = stage_args(c, &b);
+    tm_packed packed;
+    a.packed = op_packed(c, a.weight[0], &packed);
     void *const *sum = op_operands(c, OPERAND_SUM);
     a.coefficient = op_operand(c, OPERAND_COEFFICIENT);
     for (uint32_t i = 0; i < stage->n_parts; i++) {
@@ -358,11 +369,11 @@ static tm_status run_logits(const op_call *c) {
     const tm_stage *stage = stage_of(c);
     void *const *weight = op_operands(c, OPERAND_WEIGHT), *const *slot = op_operands(c, OPERAND_SLOT);
     for (uint32_t i = 0; i < stage->n_parts; i++)
-        if (stage->part_in_forward[i]) a.weight[i] = weight_at(job, stage->part[i], *weight++);
+        if (stage->part_in_forward[i]) a.weight[i] = op_weight(job, stage->part[i], *weight++);
     for (uint32_t i = 0; i < stage->n_forward; i++)
         if (stage->forward[i].access == TM_READ) a.slot[stage->forward[i].slot] = *slot++;
     tm_packed packed;
-    a.packed = packed_at(c, a.weight[0], &packed);
+    a.packed = op_packed(c, a.weight[0], &packed);
     a.workspace = op_operand(c, OPERAND_WORKSPACE);
     float *logits = op_operand(c, OPERAND_LOGITS);
     uint64_t h = tm_model_get_config(job->model)->hidden_size, columns = vocabulary_rows(c);
@@ -454,8 +465,15 @@ static uint64_t batch_frame_bytes(const op_call *c) {
 static uint64_t weight_bytes(const op_call *c) {
     uint32_t part = stage_of(c)->part[nth_part(c, c->i, false)];
     const part_state *s = &c->job->part[part];
-    if (s->packed.packing != TM_PACKED_NOT) return frozen_raw_bytes(c->job, part);
+    if (s->packed.packing != TM_PACKED_NOT) return frozen_range_bytes(c->job, &c->job->frozen[s->first_piece], 0);
     return s->elements * width_of(c) + (part_is_gathered(c->job, s) ? 0 : weight_shift(c->job, part));
+}
+static uint32_t count_scales(const op_call *c) {
+    return reads_part(c, 0) ? frozen_scales(c->job, stage_of(c)->part[0]) : 0;
+}
+static uint64_t scales_bytes(const op_call *c) {
+    const part_state *s = &c->job->part[stage_of(c)->part[0]];
+    return frozen_range_bytes(c->job, &c->job->frozen[s->first_piece], c->i + 1);
 }
 static uint64_t slot_bytes(const op_call *c) {
     uint32_t n;
@@ -526,6 +544,7 @@ const op_row ops_model_rows[OP_CODES] = {
     [OP_FORWARD] = {"forward", TM_ENGINE_CPU, OP_ON_DEVICE, OP_COST_STAGE, OP_OF_STAGE, .run = run_forward,
                     .operand = {{OPERAND_BATCH, R, .bytes = batch_frame_bytes, .fill = OP_FILL_BATCH},
                                 {OPERAND_WEIGHT, R, .bytes = weight_bytes, .count = count_weights},
+                                {OPERAND_SCALES, R, .bytes = scales_bytes, .count = count_scales},
                                 {OPERAND_SLOT, AS_THE_STAGE, .bytes = slot_bytes, .count = count_slots},
                                 {OPERAND_KV_CACHE, U, .count = has_kv_cache},
                                 {OPERAND_LOGITS, W, .bytes = kept_logits_bytes, .count = has_kept_logits},
@@ -533,6 +552,7 @@ const op_row ops_model_rows[OP_CODES] = {
     [OP_BACKWARD] = {"backward", TM_ENGINE_CPU, OP_ON_DEVICE, OP_COST_STAGE, OP_OF_STAGE, .run = run_backward,
                      .operand = {{OPERAND_BATCH, R, .bytes = batch_frame_bytes, .fill = OP_FILL_BATCH},
                                  {OPERAND_WEIGHT, R, .bytes = weight_bytes, .count = count_weights},
+                                 {OPERAND_SCALES, R, .bytes = scales_bytes, .count = count_scales},
                                  {OPERAND_SLOT, AS_THE_STAGE, .bytes = slot_bytes, .count = count_slots},
                                  {OPERAND_COEFFICIENT, R, .bytes = token_bytes, .count = has_coefficient},
                                  {OPERAND_SUM, U, .bytes = stage_sum_bytes, .count = count_gradients},

@@ -45,16 +45,33 @@ static double largest(const void *at, uint64_t n, tm_dtype type) {
     return most;
 }
 
+static double largest_packed(const tm_packed *p, uint64_t elements) {
+    enum { SPAN = 1024 };
+    float some[SPAN];
+    double most = 0;
+    for (uint64_t row = 0; row < elements / p->k; row++)
+        for (uint64_t at = 0; at < p->k; at += SPAN) {
+            size_t n = tm_min_u64(SPAN, p->k - at);
+            tm_packed_values(p, row, at, n, TM_ELEM_F32, some);
+            most = fmax(most, largest(some, n, TM_F32));
+        }
+    return most;
+}
+
 /* Of the stage's parts. */
-static heaviest heaviest_of(const tm_job *job, const tm_stage *stage, void *const *part) {
+static heaviest heaviest_of(const tm_job *job, const tm_stage *stage, const op_call *c) {
     heaviest h = {.value = -1};
+    void *const *part = op_operands(c, OPERAND_WEIGHT);
     for (uint32_t i = 0; i < stage->n_parts; i++) {
         if (!stage->part_in_forward[i]) continue;
-        const char *weights = *part++;
+        const char *weights = op_weight(job, stage->part[i], *part++);
+        tm_packed room;
+        const tm_packed *packed = i == 0 ? op_packed(c, weights, &room) : NULL;
         const tm_segment *s = tm_model_part_segments(job->model, stage->part[i]);
         for (uint32_t k = 0; k < tm_model_part(job->model, stage->part[i])->n_segments; k++) {
             uint64_t at = s[k].part_offset * tm_dtype_bytes(job->dtype);
-            double here = largest(weights + at, s[k].elements, job->dtype);
+            double here =
+                packed ? largest_packed(packed, s[k].elements) : largest(weights + at, s[k].elements, job->dtype);
             if (here > h.value) h = (heaviest){here, tm_model_tensor(job->model, s[k].tensor)->name};
         }
     }
@@ -81,7 +98,7 @@ static void look_forward(look *l, const op_call *c) {
     uint32_t mb = c->args.stage.lane / l->job->n_lanes;
     uint64_t h = tm_model_get_config(l->job->model)->hidden_size,
              tokens = l->job->step.batch[job_batch_index(l->job, c->args.stage.lane)].tokens;
-    void *const *slot = op_operands(c, OPERAND_SLOT), *const *weight = op_operands(c, OPERAND_WEIGHT);
+    void *const *slot = op_operands(c, OPERAND_SLOT);
     for (uint32_t i = 0; i < stage->n_forward; i++) {
         const tm_slot_use *use = &stage->forward[i];
         uint32_t bytes = u->slot[use->slot].bytes;
@@ -89,10 +106,10 @@ static void look_forward(look *l, const op_call *c) {
         if (use->access == TM_READ || !stream || (bytes != 2 * h && bytes != 4 * h)) continue;
         if (finite_values(slot[i], tokens * h, bytes == 2 * h ? l->job->dtype : TM_F32)) continue;
         snprintf(l->found, sizeof l->found, "the output of %s (%s, micro-batch %u)", u->name, stage->name, mb);
-        name_heaviest(l, heaviest_of(l->job, stage, weight));
+        name_heaviest(l, heaviest_of(l->job, stage, c));
         return;
     }
-    heaviest here = heaviest_of(l->job, stage, weight);
+    heaviest here = heaviest_of(l->job, stage, c);
     if (here.value > l->so_far.value) l->so_far = here;
 }
 

@@ -306,6 +306,100 @@ static void one_packed(tm_packed_type packing, tm_elem t, size_t m, size_t n, si
     drop(&p);
 }
 
+/* Codes of 4 bits from element `skip` rows on, whose scales are near 1, or all `scale`, nested or not. */
+typedef struct four_bits {
+    uint32_t block;
+    bool nested;
+    float scale; /* 0: near 1 */
+    size_t skip;
+} four_bits;
+
+typedef struct four_bits_made {
+    tm_packed packed;
+    uint8_t *codes, *absmax;
+    float *nested;
+} four_bits_made;
+
+static float scale_of(const four_bits *x, size_t i) {
+    return x->scale != 0 ? x->scale : 0.75F + (float)(i * 7 % 64) / 128;
+}
+
+/* All of it lies at odd addresses, and ends where the memory does. */
+static four_bits_made make_four_bits(const four_bits *x, size_t rows, size_t k) {
+    size_t elements = (rows + x->skip) * k, blocks = (elements + x->block - 1) / x->block, nests = blocks / 256 + 2;
+    four_bits_made m = {.packed = {.packing = TM_PACKED_BITS4, .k = k, .first = x->skip}};
+    m.codes = malloc(elements / 2 + 1), m.absmax = malloc(4 * blocks + 1), m.nested = malloc(nests * sizeof(float));
+    for (size_t i = 0; i < elements / 2; i++) {
+        uint32_t r[4];
+        tm_philox(9, x->block, i, r);
+        m.codes[1 + i] = (uint8_t)r[0];
+    }
+    for (size_t i = 0; i < blocks; i++) {
+        float s = scale_of(x, i);
+        if (x->nested) m.absmax[1 + i] = (uint8_t)(i * 37);
+        if (!x->nested) memcpy(m.absmax + 1 + 4 * i, &s, sizeof s);
+    }
+    for (size_t i = 0; i < nests; i++) m.nested[i] = scale_of(x, i);
+    m.packed.nf4 = (tm_nf4_blocks){.map = tm_nf4_map(x->block == 128 ? TM_FP4 : TM_NF4),
+                                   .codes = m.codes + 1,
+                                   .block = x->block,
+                                   .absmax = m.absmax + 1,
+                                   .nested_map = x->nested ? tm_nf4_dynamic_map() : NULL,
+                                   .nested_absmax = m.nested,
+                                   .nested_block = 256,
+                                   .nested_skip = x->nested ? 200 : 0,
+                                   .offset = 0.02F};
+    return m;
+}
+
+static void drop_four_bits(four_bits_made *m) {
+    free(m->codes), free(m->absmax), free(m->nested);
+}
+
+/* B^T as it lies (forward), and B (the input's gradient): both have the bits of what tm_nf4_values makes of it. */
+static void one_of_four_bits(const four_bits *x, tm_elem t, size_t m, size_t n, size_t k, bool b_trans) {
+    bool own = strncmp(tm_gemm_library(), "builtin", 7) == 0 || strncmp(tm_gemm_library(), "amx", 3) == 0;
+    product p = make(m, n, k, t, t, t, false, b_trans, 1, 0);
+    size_t rows = b_trans ? n : k, width = b_trans ? k : n, bytes = p.c_elements * tm_elem_bytes(t);
+    four_bits_made f = make_four_bits(x, rows, width);
+    void *plain = malloc(bytes);
+    for (size_t i = 0; i < rows; i++) {
+        void *to = (char *)p.sb + i * p.g.ldb * tm_elem_bytes(t);
+        tm_packed_values(&f.packed, i, 0, width, t, to);
+        if (t == TM_ELEM_F32)
+            memcpy(p.b + i * p.g.ldb, to, width * sizeof(float));
+        else
+            kernels_widen(t, to, p.b + i * p.g.ldb, width);
+    }
+    tm_gemm(&p.g);
+    memcpy(plain, p.sc, bytes);
+    p.g.b_packed = &f.packed, p.g.b = NULL;
+    tm_gemm(&p.g);
+    if (x->scale == 0) check(&p); /* else denormals, which products may take for zero */
+    if (own) assert_memory_equal(p.sc, plain, bytes);
+    free(plain);
+    drop_four_bits(&f);
+    drop(&p);
+}
+
+/* Sizes that whole panels have and that they have not, blocks that rows break, scales that make denormals. */
+static void of_four_bits(void **state) {
+    static const four_bits kinds[] = {{64, true, 0, 0},        {64, false, 0, 3},  {32, true, 0, 1},
+                                      {128, false, 0, 0},      {4096, true, 0, 2}, {64, false, 0x1p-124F, 0},
+                                      {64, false, 0x1p-99F, 0}};
+    static const struct {
+        size_t m, n, k;
+    } sizes[] = {{70, 128, 256}, {65, 192, 512}, {90, 96, 288}, {66, 130, 62},
+                 {7, 64, 320},   {80, 900, 64},  {64, 34, 100}};
+    (void)state;
+    for (size_t i = 0; i < TM_COUNT(kinds); i++)
+        for (size_t j = 0; j < TM_COUNT(sizes); j++)
+            for (tm_elem t = TM_ELEM_F32; t <= TM_ELEM_BF16; t++) {
+                one_of_four_bits(&kinds[i], t, sizes[j].m, sizes[j].n, sizes[j].k, true);
+                one_of_four_bits(&kinds[i], t, sizes[j].m, sizes[j].n, sizes[j].k, false);
+            }
+}
+
 static void packed(void **state) {
     (void)state;
     for (tm_packed_type packing = TM_PACKED_NOT + 1; packing < TM_PACKED_BITS4; packing++)
@@ -491,11 +585,11 @@ static int run_backend(const char *isa, const char *gemm) {
         return 0;
     }
     printf("%s\n", tm_kernels_describe());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(mixes),       cmocka_unit_test(narrow),
-                                       cmocka_unit_test(large),       cmocka_unit_test(repeatable),
-                                       cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count),
-                                       cmocka_unit_test(any_cut),     cmocka_unit_test(any_rows),
-                                       cmocka_unit_test(packed),      cmocka_unit_test(denormals)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mixes),        cmocka_unit_test(narrow),      cmocka_unit_test(large),
+        cmocka_unit_test(repeatable),   cmocka_unit_test(rounds_once), cmocka_unit_test(any_thread_count),
+        cmocka_unit_test(any_cut),      cmocka_unit_test(any_rows),    cmocka_unit_test(packed),
+        cmocka_unit_test(of_four_bits), cmocka_unit_test(denormals)};
     return cmocka_run_group_tests_name(gemm, tests, NULL, NULL);
 }
 
