@@ -215,6 +215,55 @@ static void no_path_waits_for_ever(void **state) {
     close_world(&w);
 }
 
+/* ---- transfers that are not asked for ------------------------------------------------------------------------------- */
+
+/* Every second page is used, and none was on disk before the first run. */
+static bool second_moves(void *ctx, uint32_t object, bool write) {
+    const world *w = ctx;
+    return object % 2 == 0 && (write || w->steps > 0);
+}
+
+static tm_status use_second(void *ctx, const tm_op *op, void *const *operand) {
+    static uint32_t want[BYTES / 4];
+    world *w = ctx;
+    if (op->arg[0] % 2) return memset(operand[0], 0xee, BYTES), TM_OK;
+    stamp(w, op->arg[0], w->steps, want);
+    if (w->steps > 0 && memcmp(want, operand[0], BYTES) != 0) w->wrong++;
+    stamp(w, op->arg[0], w->steps + 1, operand[0]);
+    return TM_OK;
+}
+
+static void check_moves(uint64_t seed) {
+    enum { PAGES = 40, RUNS = 3, HALF = PAGES / 2 * BYTES };
+    world w = {.objects = PAGES};
+    uint64_t slab = 0;
+    tm_exec_stats s;
+    OK(tm_layout_create(&w.layout));
+    for (uint32_t i = 0; i < PAGES; i++) {
+        const tm_object o = {.kind = TM_KIND_KV_CACHE, .bundle = i, .bytes = BYTES, .pageable = true};
+        assert_int_equal(tm_layout_object(w.layout, &o), i);
+    }
+    tm_plan *plan = walk(&w, OP_STEP, &slab, true);
+    const tm_store_opts store = {.paths = paths, .n_paths = 1, .slots = 1, .allow_tmpfs = true};
+    OK(tm_store_open(&w.store, w.layout, &store));
+    OK(tm_exec_open(
+        &w.exec,
+        &(tm_exec_opts){.slab_bytes = slab, .store = w.store, .seed = seed, .moves = {.ctx = &w, .fn = second_moves}}));
+    for (; w.steps < RUNS; w.steps++) OK(tm_exec_run(w.exec, plan, use_second, &w));
+    tm_exec_get_stats(w.exec, &s);
+    assert_int_equal(s.read_bytes[TM_KIND_KV_CACHE], (RUNS - 1) * HALF);
+    assert_int_equal(s.write_bytes[TM_KIND_KV_CACHE], RUNS * HALF);
+    assert_int_equal(tm_plan_get_info(plan)->write_bytes[TM_KIND_KV_CACHE], 2 * HALF);
+    tm_plan_free(plan);
+    close_world(&w);
+}
+
+static void only_what_is_asked_for_moves(void **state) {
+    (void)state;
+    check_moves(0);
+    check_moves(7);
+}
+
 /* ---- a lost engine --------------------------------------------------------------------------------------------- */
 
 /* Frames may still be written to by what it had: the run fails, and so does every other, at once. */
@@ -262,6 +311,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(so_does_it_in_the_simulator, make_paths, clean),
         cmocka_unit_test_setup_teardown(the_simulator_knows_the_paths, make_paths, clean),
         cmocka_unit_test_setup_teardown(no_path_waits_for_ever, make_paths, clean),
+        cmocka_unit_test_setup_teardown(only_what_is_asked_for_moves, make_paths, clean),
 #ifdef TIDEMILL_FAULTS
         cmocka_unit_test_setup_teardown(a_lost_engine_ends_all_runs, make_paths, clean),
 #endif
