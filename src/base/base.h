@@ -154,8 +154,9 @@ void tm_free_all(void *const *p, size_t n);
 char *tm_strdup(const char *s) TM_MUST_USE;
 char *tm_strndup(const char *s, size_t n) TM_MUST_USE;
 bool tm_ends_with(const char *s, const char *suffix);
-tm_status tm_nomem(size_t bytes); /* records TM_ENOMEM with the size */
-uint64_t tm_mem_live_bytes(void); /* now held through these functions */
+size_t tm_utf8_encode(char out[4], uint32_t code); /* as UTF-8 (RFC 3629); its bytes. `code` is at most U+10FFFF */
+tm_status tm_nomem(size_t bytes);                  /* records TM_ENOMEM with the size */
+uint64_t tm_mem_live_bytes(void);                  /* now held through these functions */
 uint64_t tm_mem_peak_bytes(void);
 uint64_t tm_mem_allocations(void);         /* calls so far; tests prove that it stands still after warm-up */
 uint64_t tm_mem_resident_peak_bytes(void); /* VmHWM of the process; 0 if unknown */

@@ -95,6 +95,5 @@ void json_reader_end(tm_json_reader *r);
 
 /* Decodes one UTF-8 sequence of at most n bytes: its length, 0 if it is not valid (RFC 3629). */
 size_t base_utf8_decode(const char *p, size_t n, uint32_t *code_point);
-size_t base_utf8_encode(uint32_t code_point, char out[4]);
 
 #endif

@@ -128,7 +128,7 @@ static tm_status put(string_scan *t, const char *bytes, size_t n) {
 
 static tm_status put_code_point(string_scan *t, uint32_t c) {
     char utf8[4];
-    size_t n = base_utf8_encode(c, utf8);
+    size_t n = tm_utf8_encode(utf8, c);
     return put(t, utf8, n);
 }
 

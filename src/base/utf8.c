@@ -31,16 +31,9 @@ size_t base_utf8_decode(const char *text, size_t n, uint32_t *code_point) {
     return c < 0x10000 || c > 0x10FFFF ? 0 : 4;
 }
 
-size_t base_utf8_encode(uint32_t c, char out[4]) {
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (char)(0xC0 | c >> 6);
-        out[1] = (char)(0x80 | (c & 0x3F));
-        return 2;
-    }
+size_t tm_utf8_encode(char out[4], uint32_t c) {
+    if (c < 0x80) return out[0] = (char)c, 1;
+    if (c < 0x800) return out[0] = (char)(0xC0 | c >> 6), out[1] = (char)(0x80 | (c & 0x3F)), 2;
     if (c < 0x10000) {
         out[0] = (char)(0xE0 | c >> 12);
         out[1] = (char)(0x80 | (c >> 6 & 0x3F));

@@ -109,7 +109,8 @@ static tm_status prepared(const tm_compare *c, const char *text, size_t len, tm_
     for (size_t at = 0; at < left.len && rc == TM_OK;) {
         char bytes[4];
         uint32_t code = tk_next(left.data, &at);
-        if (!goes(c, code)) rc = tm_buf_append(out, bytes, tk_put_char(bytes, c->ignore_case ? tk_lower(code) : code));
+        if (!goes(c, code))
+            rc = tm_buf_append(out, bytes, tm_utf8_encode(bytes, c->ignore_case ? tk_lower(code) : code));
     }
     tm_buf_free(&left);
     return rc;

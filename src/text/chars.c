@@ -56,22 +56,6 @@ uint32_t tk_previous(const char *text, size_t pos, size_t *begin) {
     return tk_next(text, &pos);
 }
 
-size_t tk_put_char(char out[4], uint32_t c) {
-    if (c < 0x80) return out[0] = (char)c, 1;
-    if (c < 0x800) return out[0] = (char)(0xC0 | c >> 6), out[1] = (char)(0x80 | (c & 0x3F)), 2;
-    if (c < 0x10000) {
-        out[0] = (char)(0xE0 | c >> 12);
-        out[1] = (char)(0x80 | (c >> 6 & 0x3F));
-        out[2] = (char)(0x80 | (c & 0x3F));
-        return 3;
-    }
-    out[0] = (char)(0xF0 | c >> 18);
-    out[1] = (char)(0x80 | (c >> 12 & 0x3F));
-    out[2] = (char)(0x80 | (c >> 6 & 0x3F));
-    out[3] = (char)(0x80 | (c & 0x3F));
-    return 4;
-}
-
 /* Length of the character at p; 0 if it is broken, and then *bad is the length of its maximal subpart (Unicode 16.0,
  * table 3-8: what is replaced by one U+FFFD). */
 static size_t char_length(const unsigned char *p, size_t n, size_t *bad) {

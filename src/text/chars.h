@@ -28,7 +28,6 @@ int tk_kind(uint32_t code);
 uint32_t tk_next(const char *text, size_t *pos);
 /* The character that ends at `pos` (> 0); `*begin` is where it begins. */
 uint32_t tk_previous(const char *text, size_t pos, size_t *begin);
-size_t tk_put_char(char out[4], uint32_t code);
 uint32_t tk_lower(uint32_t code); /* its lower case, of one character */
 /* Length of the valid prefix: len if all of it is UTF-8. */
 size_t tk_utf8_valid(const char *text, size_t len);

@@ -67,7 +67,7 @@ static cj_value change_case(cj_run *x, const cj_str *s, int how) {
         to = (uint32_t)(upper ? utf8proc_toupper((int32_t)code) : utf8proc_tolower((int32_t)code));
         first = how == TITLE && tk_kind(code) != TK_LETTER;
         char bytes[4];
-        size_t n = tk_put_char(bytes, to);
+        size_t n = tm_utf8_encode(bytes, to);
         cj_value origin = s->marks == 0 ? undefined : cj_substr(x, s, begin, at);
         cj_mark mark = {0, n, origin.type == CJ_STRING && origin.str->marks > 0 ? origin.str->mark[0].owner : 0};
         (void)cj_out_put(x, &out, &(cj_str){.p = bytes, .n = n, .mark = &mark, .marks = mark.owner > 0});

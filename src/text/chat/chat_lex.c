@@ -58,7 +58,7 @@ static tm_status put_escape(cj_lexer *l, tm_buf *out, size_t *i, size_t end) {
         unsigned long code = strtoul(hex, &stop, 16);
         if (*stop != 0 || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return fail_at(l, "a bad \\ escape");
         *i += 2 + digits;
-        return tm_buf_append(out, bytes, tk_put_char(bytes, (uint32_t)code));
+        return tm_buf_append(out, bytes, tm_utf8_encode(bytes, (uint32_t)code));
     }
     if (known != NULL) {
         *i += 2;

@@ -73,7 +73,7 @@ tm_status tk_bpe_finish(tk_bpe *m, const char *name) {
     tm_buf_free(&m->pending);
     for (uint32_t c = 0; c < TK_DIRECT; c++) {
         char bytes[4];
-        m->direct[c] = tk_vocab_find(&m->vocab, bytes, tk_put_char(bytes, c));
+        m->direct[c] = tk_vocab_find(&m->vocab, bytes, tm_utf8_encode(bytes, c));
     }
     for (unsigned b = 0; b < 256; b++) {
         char text[8];

@@ -74,8 +74,8 @@ static tm_status rewrite_lower(const tk_step *s, const tk_text *in, size_t begin
         tm_token_span from = in->from[at];
         uint32_t code = tk_next(in->bytes, &at);
         char bytes[8];
-        size_t n = tk_put_char(bytes, lower(code));
-        if (code == 0x130) n += tk_put_char(bytes + n, 0x307); /* the one character whose lower case is two */
+        size_t n = tm_utf8_encode(bytes, lower(code));
+        if (code == 0x130) n += tm_utf8_encode(bytes + n, 0x307); /* the one character whose lower case is two */
         TM_TRY(tk_text_put(out, bytes, n, from));
     }
     return TM_OK;
@@ -104,7 +104,7 @@ tm_status tk_rewrite_bytes(const tk_step *s, const tk_text *in, size_t begin, si
     (void)s;
     for (size_t at = begin; at < end; at++) {
         char bytes[4];
-        size_t n = tk_put_char(bytes, tk_byte_to_char((unsigned char)in->bytes[at]));
+        size_t n = tm_utf8_encode(bytes, tk_byte_to_char((unsigned char)in->bytes[at]));
         TM_TRY(tk_text_put(out, bytes, n, in->from[at]));
     }
     return TM_OK;

@@ -86,7 +86,7 @@ static tm_status put_stretch(stretch *s, const tk_text *in, size_t begin, size_t
         size_t next = at;
         same = same && at < end && tk_next(in->bytes, &next) == (uint32_t)s->code[i];
         char bytes[4];
-        TM_TRY(tk_text_put(out, bytes, tk_put_char(bytes, (uint32_t)s->code[i]), same ? in->from[at] : from));
+        TM_TRY(tk_text_put(out, bytes, tm_utf8_encode(bytes, (uint32_t)s->code[i]), same ? in->from[at] : from));
         at = next;
     }
     return TM_OK;
