@@ -2,7 +2,7 @@
 # GPTQ under a budget: `export --dtype gptq` of a shape of 1.26 B parameters (random weights, bf16) in a memory cgroup of 1 GiB
 # (root; v1 or v2) to its end, the activations in a file: seconds, and those that it foretold; then what a 7B's takes by what
 # `export` says before its first block, of a file without weights, where it is stopped. Settings: lib.py; --rows N (16) and
-# --length N (2048) of what is calibrated on. 6 GB of disk.
+# --length N (2048) of what is calibrated on; --plan: only what it says of both beforehand. 6 GB of disk.
 PYTHONPATH=$(dirname "$0") exec python3 - "$@" <<'PY'
 import argparse
 import re
@@ -13,6 +13,7 @@ from lib import *
 options = argparse.ArgumentParser()
 options.add_argument("--rows", type=int, default=4 if TINY else 16)
 options.add_argument("--length", type=int, default=64 if TINY else 2048)
+options.add_argument("--plan", action="store_true")
 a = options.parse_args()
 PLANNED = re.compile(r"calibrating on .* of memory, least (.*), about ([0-9:]+)")
 
@@ -57,27 +58,33 @@ def foretold(folder, budget):
     return found or sys.exit("nothing was planned")
 
 
-table = Table(f"gptq, {a.rows} rows of {a.length} tokens", "shape", "limit MiB", "least     ", "VmHWM MiB", "s planned", "s       ")
-name, limit = shape("1.26B"), 160 * MIB if TINY else GIB
-expect(Run(["convert", model(name), WORK / "random", "--init", "random", "--dtype", "bf16"]), "convert")
-budget = limit - 24 * MIB  # the cgroup also counts tables of pages
-group = cgroup(limit)
-if not group:
-    print("no memory cgroup can be made here (it takes root): the limit is not enforced by the kernel")
-began = time.monotonic()
-run = Run(arguments(WORK / "random", budget), group)
-took = time.monotonic() - began
-if group:
-    remove_cgroup(group)
-expect(run, "export")
-planned = PLANNED.search(run.err)
-table.row(name, mib(limit), planned.group(1), mib(run.peak_bytes), seconds(planned.group(2)), f"{took:.0f}", ok=run.peak_bytes <= limit)
-print(f"{sum(p.stat().st_size for p in (WORK / 'quantised').glob('*.safetensors')) / 1e6:.0f} MB written")
-shutil.rmtree(WORK / "random")
-shutil.rmtree(WORK / "quantised")
+def plan_row(name):
+    planned = foretold(empty_model(name), 4 * GIB)
+    table.row(name, "-", planned.group(1), "-", seconds(planned.group(2)), "-")
 
-name = shape("7B")
-planned = foretold(empty_model(name), 4 * GIB)
-table.row(name, "-", planned.group(1), "-", seconds(planned.group(2)), "-")
+
+def quantise(name, limit):
+    expect(Run(["convert", model(name), WORK / "random", "--init", "random", "--dtype", "bf16"]), "convert")
+    group = cgroup(limit)
+    if not group:
+        print("no memory cgroup can be made here (it takes root): the limit is not enforced by the kernel")
+    began = time.monotonic()
+    run = expect(Run(arguments(WORK / "random", limit - 24 * MIB), group), "export")  # the cgroup also counts tables of pages
+    took = time.monotonic() - began
+    if group:
+        remove_cgroup(group)
+    planned = PLANNED.search(run.err)
+    table.row(name, mib(limit), planned.group(1), mib(run.peak_bytes), seconds(planned.group(2)), f"{took:.0f}", ok=run.peak_bytes <= limit)
+    print(f"{sum(p.stat().st_size for p in (WORK / 'quantised').glob('*.safetensors')) / 1e6:.0f} MB written")
+    shutil.rmtree(WORK / "random")
+    shutil.rmtree(WORK / "quantised")
+
+
+table = Table(f"gptq, {a.rows} rows of {a.length} tokens", "shape", "limit MiB", "least     ", "VmHWM MiB", "s planned", "s       ")
+if a.plan:
+    plan_row(shape("1.26B"))
+else:
+    quantise(shape("1.26B"), 160 * MIB if TINY else GIB)
+plan_row(shape("7B"))
 table.done()
 PY
