@@ -118,6 +118,7 @@ static void note_tensors(export *x) {
     char name[TM_GGUF_MAX_NAME + 1];
     tm_op op;
     tm_gguf_mixture_begin(&x->types, x->opts->to, &x->keys);
+    x->types.weighed = x->opts->calibrated;
     for (uint32_t i = 0; i < tm_source_tensors(x->src); i++)
         if (tm_gguf_name_from_hf(x->keys.arch, tm_source_tensor_get(x->src, i)->name, name, sizeof name, &op))
             tm_gguf_mixture_note(&x->types, name);

@@ -60,6 +60,11 @@ static bool values_have_more(const tm_gguf_mixture *m, const char *name) {
     return m->to->more_bits && more_bits(i, n);
 }
 
+/* With an importance llama.cpp gives the first eighth of layers a type with a least value, against errors that it calls crazy. */
+static tm_fmt with_least(tm_fmt fmt) {
+    return fmt == TM_FMT_Q4_0 ? TM_FMT_Q4_1 : fmt == TM_FMT_Q5_0 ? TM_FMT_Q5_1 : fmt;
+}
+
 static tm_fmt choose(const tm_gguf_mixture *m, const char *name, uint64_t width) {
     tm_fmt fmt = m->to->fmt;
     role r = role_of(name);
@@ -71,7 +76,7 @@ static tm_fmt choose(const tm_gguf_mixture *m, const char *name, uint64_t width)
         return m->seventy && fmt == TM_FMT_Q4_K ? TM_FMT_Q5_K : fmt;
     }
     if (r == DOWN && m->to->more_bits && more_bits(layer_of(name), m->layers)) return TM_FMT_Q6_K;
-    return fmt;
+    return r == DOWN && m->weighed && layer_of(name) < m->layers / 8 ? with_least(fmt) : fmt;
 }
 
 tm_fmt tm_gguf_mixture_of(const tm_gguf_mixture *m, const char *name, uint32_t ndim, uint64_t width) {

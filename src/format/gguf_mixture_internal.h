@@ -8,6 +8,7 @@
 typedef struct tm_gguf_mixture {
     const tm_written *to;
     bool tied;    /* the embedding is the output */
+    bool weighed; /* by an importance of columns */
     bool seventy; /* of a model of 70 billion parameters, whose values are few */
     int layers;
     bool has_values[TM_KEYS_MAX_LAYERS]; /* a projection of values, by itself or with queries and keys */

@@ -47,6 +47,27 @@ static void types_are_those_of_llama_cpp(void **state) {
     tm_json_free(d);
 }
 
+/* What llama_model_quantize of llama-cpp-python 0.3.36 gave SmolLM2's 30 layers with an importance matrix
+ * (tests/peers_quants.py compares the files). */
+static void importance_moves_the_first_layers(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        tm_fmt fmt;
+    } rows[] = {{"blk.0.ffn_down.weight", TM_FMT_Q4_1}, {"blk.2.ffn_down.weight", TM_FMT_Q4_1},
+                {"blk.3.ffn_down.weight", TM_FMT_Q4_0}, {"blk.29.ffn_down.weight", TM_FMT_Q4_0},
+                {"blk.0.ffn_up.weight", TM_FMT_Q4_0},   {"blk.0.attn_v.weight", TM_FMT_Q4_0}};
+    static tm_gguf_mixture m;
+    const tm_written *to;
+    OK(tm_written_named("q4_0", &to));
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        m = (tm_gguf_mixture){.to = to, .layers = 30, .weighed = true};
+        assert_int_equal(tm_gguf_mixture_of(&m, rows[i].name, 2, 1536), rows[i].fmt);
+        m.weighed = false;
+        assert_int_equal(tm_gguf_mixture_of(&m, rows[i].name, 2, 1536), TM_FMT_Q4_0);
+    }
+}
+
 /* A name that a file may have, and no layer that there is room for. */
 static void odd_names_have_a_type(void **state) {
     (void)state;
@@ -70,6 +91,7 @@ static void odd_names_have_a_type(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(types_are_those_of_llama_cpp),
+                                       cmocka_unit_test(importance_moves_the_first_layers),
                                        cmocka_unit_test(odd_names_have_a_type)};
     return cmocka_run_group_tests_name("mixture", tests, NULL, NULL);
 }
