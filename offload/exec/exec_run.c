@@ -68,7 +68,7 @@ void exec_run_begin(tm_exec *e, exec_run *r, const tm_plan *plan, const tm_link 
     r->in_flight = r->oldest_disk = 0;
     r->stats = (tm_run_stats){.plan = plan};
     r->began_ns = 0;
-    memset(r->state, EXEC_OP_WAITS, plan->n_op);
+    if (plan->n_op) memset(r->state, EXEC_OP_WAITS, plan->n_op); /* an empty plan has no room */
     for (uint32_t i = 0; i < plan->n_op; i++) r->pred[i] = plan->op[i].n_pred;
     r->cpu_left = r->left - r->disk_left;
     for (uint32_t i = 0; link && i < before->plan->n_op; i++) {
