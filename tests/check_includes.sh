@@ -37,7 +37,7 @@ config           adapter optim model data
 job              objective model format comm offload offload/plan offload/store offload/exec offload/machine optim device io io/run io/file adapter
 step             job objective model format comm offload offload/plan offload/store offload/exec offload/machine optim kernels device io io/run io/file adapter
 session          step job objective config data text/tokenizer text/chat model format comm kernels device offload/machine optim io/file io/run adapter
-planner          session step job objective config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file data adapter
+planner          report session step job objective config model format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file data adapter
 report           io/file
 reference        planner session step job objective config data model comm kernels io/file
 train            report reference planner session step job objective config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume adapter

@@ -52,9 +52,17 @@ done < "$work/keys"
 [ "$options" -gt 100 ] && [ "$keys" -gt 100 ] || fail "$options options and $keys keys: that cannot be all"
 
 # ---- shells ----
-command -v bash > /dev/null && { bash -n "$bash" || fail "bash does not take its file"; }
-command -v zsh > /dev/null && { zsh -n "$zsh" || fail "zsh does not take its file"; }
-command -v fish > /dev/null && { fish -n "$fish" || fail "fish does not take its file"; }
+# NAME FILE OPTION: the shell's own parser
+takes() {
+    if command -v "$1" > /dev/null; then
+        "$1" "$3" "$2" || fail "$1 does not take its file"
+    else
+        echo "check_pages: NOT CHECKED: there is no $1 here to parse its file (apt-get install $1)" >&2
+    fi
+}
+takes bash "$bash" -n
+takes zsh "$zsh" -n
+takes fish "$fish" --no-execute
 if command -v groff > /dev/null; then
     for page in "$work"/man/man?/*; do
         said=$(groff -man -Tutf8 -ww "$page" 2>&1 > /dev/null | grep -v 'cannot .*break\|adjust' | head -n 2)

@@ -1,7 +1,9 @@
 /* Options of a command: one table gives parsing, messages and help. Not getopt_long: it takes abbreviations, which
  * change meaning whenever an option is added, and does not say which argument it refused. */
 #include "tools/tools.h"
+#include "base/change.h"
 #include "config/config.h"
+#include "tools/change.h"
 
 #include <errno.h>
 #include <math.h>
@@ -27,13 +29,20 @@ int tm_exit_status(tm_status code) {
     }
 }
 
+static tm_cli_line typed; /* of the command that runs */
+
 int tm_cmd_fail(void) {
     const tm_error *e = tm_error_get();
     if (e->code == TM_OK) {
         tm_say("tidemill: failed without saying why; this is a bug, please report it with the command line\n");
         return TM_EXIT_FAILED;
     }
-    tm_say("tidemill: %s\n", e->text);
+    tm_buf line = {0};
+    if (tm_cli_change(&line, &typed, tm_change_advised()))
+        tm_say("tidemill: %s; to paste: %s\n", e->text, line.data);
+    else
+        tm_say("tidemill: %s\n", e->text);
+    tm_buf_free(&line);
     return tm_exit_status(e->code);
 }
 
@@ -300,6 +309,7 @@ int tm_cli_parse(const tm_cli *cli, int argc, char **argv) {
         return TM_EXIT_DONE;
     }
     TM_ASSERT(cli->n_opts <= MAX_OPTS);
+    typed = (tm_cli_line){cli, argc, argv};
     for (int i = 0; i < cli->max_positional; i++) cli->positional[i] = NULL;
     for (int i = 1; i < argc && rc < 0; i++) {
         if (only_positionals || argv[i][0] != '-' || !argv[i][1]) { /* "-" alone is a name: stdin, stdout */

@@ -224,7 +224,7 @@ int tm_cmd_top(int argc, char **argv) {
     if (rc >= 0) return rc;
     if (!(every >= 0.1 && every <= 3600)) return tm_cli_wrong("top", "--every: from 0.1 to 3600 seconds");
     view v = {.dir = dir[0], .utf8 = tm_terminal_is_utf8()};
-    tm_status status = tm_history_open(&v.r, dir[0]);
+    tm_status status = tm_history_open(&v.r, dir[0], 0);
     if (status == TM_OK) status = watch(&v, once, json, every);
     tm_history_close(v.r);
     return status == TM_OK ? TM_EXIT_DONE : tm_cmd_fail();

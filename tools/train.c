@@ -2,6 +2,7 @@
 #include "tools/tools.h"
 #include "config/config.h"
 #include "tools/plan.h"
+#include "tools/report.h"
 #include "train/train.h"
 
 #include <stdio.h>
@@ -23,6 +24,7 @@ int tm_cmd_train(int argc, char **argv) {
     bool profile = false, quiet = false, keys = false, dry_run = false, allow = false, resumable = false,
          reported = false;
     double grace = 30;
+    char ended[TM_ENDED_PATH] = "";
     int64_t replay = 0;
     const tm_opt opts[] = {
         TM_CONFIG_OPTION(&config),
@@ -75,6 +77,7 @@ int tm_cmd_train(int argc, char **argv) {
                           .replay_every = replay,
                           .grace_seconds = grace > 0 ? grace : 1e-9,
                           .reported = &reported,
+                          .ended = ended,
                           .resumable = &resumable};
     if (dry_run) {
         args.dry_run = args.quiet = true;
@@ -82,7 +85,10 @@ int tm_cmd_train(int argc, char **argv) {
     }
     const char *seed = getenv("TIDEMILL_ORDER_SEED"); /* tests: run the plan in a random legal order */
     if (seed) args.order_seed = strtoull(seed, NULL, 10);
-    if (tm_train_run(&args) == TM_OK) return TM_EXIT_DONE;
+    if (tm_train_run(&args) == TM_OK) {
+        if (*ended) tm_report_ended(ended);
+        return TM_EXIT_DONE;
+    }
     int failed = reported ? tm_exit_status(tm_error_get()->code) : tm_cmd_fail();
     return resumable ? TM_EXIT_SIGNAL : failed;
 }

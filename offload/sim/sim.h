@@ -47,7 +47,7 @@ TM_MUST_USE tm_status tm_simulate(tm_sim_result *out, const tm_plan *plan, const
 void tm_sim_free(tm_sim_result *r);
 
 /* Pictures of a plan: a Chrome trace (chrome://tracing, ui.perfetto.dev) of steps as simulated and as they ran, and a
- * drawing of one simulated step (SVG, or an HTML page around it).
+ * drawing of one simulated step (SVG, or the numbers for a page that draws).
  *
  *     tm_trace *t;
  *     TM_TRY(tm_trace_open(&t, "trace.json"));
@@ -85,8 +85,13 @@ typedef struct tm_timeline {
     tm_op_name_fn name;
     void *ctx;
 } tm_timeline;
-/* One step of the steady state: what begins before it or ends after it is drawn at the other end. A page where `path`
- * ends in ".html", else SVG; at most about 1 MB, needs nothing from elsewhere. */
+/* One step of the steady state: what begins before it or ends after it is drawn at the other end. SVG; at most about 1 MB,
+ * needs nothing from elsewhere. */
 TM_MUST_USE tm_status tm_timeline_write(const char *path, const tm_timeline *timeline);
+/* The same as an object of at most 64 KiB: {"title", "seconds", "lanes": [{"name", "note", "unit": "busy" | "rate" | "bytes",
+ * "top", "limit"?, "classes": [{"name", "colour", "total", "levels"}]}]}. A letter of "levels" is a column: how high the lane's
+ * stack is up to that class, in 63rds of "top", A-Z a-z 0-9 - _ standing for 0 to 63. */
+enum { TM_TIMELINE_COLUMNS = 248 };
+TM_MUST_USE tm_status tm_timeline_json(tm_json_writer *w, const tm_timeline *timeline);
 
 #endif

@@ -32,6 +32,5 @@ typedef struct timeline {
 
 /* `out` is large: allocated by the caller. */
 TM_MUST_USE tm_status timeline_fill(timeline *out, const tm_timeline *t);
-TM_MUST_USE tm_status timeline_draw(tm_buf *svg, const timeline *data, const tm_timeline *t);
 
 #endif

@@ -178,7 +178,7 @@ static const char *const style =
     ".s{font-size:11px;fill:#52606d}.bg{fill:#eef1f4}path{shape-rendering:crispEdges}"
     ".tick{stroke:#cbd2d9;fill:none}.limit{stroke:#1f2933;stroke-dasharray:4 3;fill:none}</style>\n";
 
-tm_status timeline_draw(tm_buf *svg, const timeline *data, const tm_timeline *t) {
+static tm_status draw_all(tm_buf *svg, const timeline *data, const tm_timeline *t) {
     int bottom = HEAD, top = HEAD, rows;
     for (uint32_t i = 0; i < data->lanes; i++) {
         TM_TRY(put_legend(NULL, &data->lane[i], 0, &rows));
@@ -195,24 +195,13 @@ tm_status timeline_draw(tm_buf *svg, const timeline *data, const tm_timeline *t)
     return tm_buf_printf(svg, "</svg>\n");
 }
 
-static tm_status put_page(tm_buf *page, const timeline *data, const tm_timeline *t) {
-    TM_TRY(tm_buf_printf(page, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>"));
-    TM_TRY(put_escaped(page, t->title ? t->title : t->plan->name));
-    TM_TRY(tm_buf_printf(page, "</title>\n<style>body{margin:0;background:#fff}svg{max-width:100%%;height:auto}</style>"
-                               "</head><body>\n"));
-    TM_TRY(timeline_draw(page, data, t));
-    return tm_buf_printf(page, "</body></html>\n");
-}
-
 tm_status tm_timeline_write(const char *path, const tm_timeline *t) {
-    size_t n = strlen(path);
-    bool html = n > 5 && strcmp(path + n - 5, ".html") == 0;
     tm_buf text = {0};
     tm_status rc;
     timeline *data = tm_malloc(sizeof *data);
     if (!data) return tm_nomem(sizeof *data);
     TM_GO(timeline_fill(data, t));
-    TM_GO(html ? put_page(&text, data, t) : timeline_draw(&text, data, t));
+    TM_GO(draw_all(&text, data, t));
     rc = tm_file_write(path, text.data, text.len);
 done:
     tm_buf_free(&text);

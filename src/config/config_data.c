@@ -103,13 +103,30 @@ static tm_status take_field(cfg_state *s, const char *ours, const tm_json *m, tm
     return TM_OK;
 }
 
+/* Keys of axolotl's items that change nothing here, which is said. */
+static bool has_no_effect(const cfg_value *v, const char *key) {
+    static const char roles[] = "messages are read by the keys role and content, or from and value";
+    static const char *const keys[][2] = {{"ds_type", "the file tells what it is"},
+                                          {"chat_template", "conversations go through the model's own template"},
+                                          {"message_property_mappings", roles},
+                                          {"message_field_role", roles},
+                                          {"message_field_content", roles},
+                                          {"roles", roles},
+                                          {"train_on_eos", "the token that ends an answer is learned with it"}};
+    for (size_t i = 0; i < TM_COUNT(keys); i++) {
+        char once[64], where[256];
+        if (strcmp(key, keys[i][0]) != 0) continue;
+        snprintf(once, sizeof once, "%s of a file", key);
+        tm_warn_once(once, "%s: \"%s\": \"%s\" of a file has no effect here: %s", cfg_where(v, where, sizeof where),
+                     v->spelled, key, keys[i][1]);
+        return true;
+    }
+    return false;
+}
+
 /* What an item of axolotl's "datasets" has beside its path. False: it is none of these. */
 static bool take_theirs(cfg_state *s, const cfg_value *v, const tm_json *m, tm_data_item *out) {
-    static const char *const told_by_keys[] = {
-        "ds_type", "chat_template", "message_property_mappings", "message_field_role", "message_field_content",
-        "roles",   "train_on_eos"};
-    for (size_t i = 0; i < TM_COUNT(told_by_keys); i++)
-        if (!strcmp(m->key, told_by_keys[i])) return true;
+    if (has_no_effect(v, m->key)) return true;
     bool is_type = !strcmp(m->key, "type"), split = !strcmp(m->key, "split"), roles = !strcmp(m->key, "roles_to_train");
     if (is_type) check_type(s, v, m);
     if (split && !tm_json_is(m, "train"))

@@ -165,8 +165,11 @@ static void per_epoch(cfg_state *s) {
                                           {"saves_per_epoch", "save_strategy", "save_steps"}};
     for (size_t i = 0; i < TM_COUNT(keys); i++) {
         const cfg_value *v = cfg_given(s, keys[i][0]), *steps = cfg_given(s, keys[i][2]);
+        const cfg_value *strategy = cfg_given(s, keys[i][1]);
         if (v && v->node->integer == 0) put_text(s, v, keys[i][1], "no");
-        if (v && steps && v->node->integer > 0) cfg_mismatch(s, keys[i][2], steps, keys[i][0], v);
+        if (!v || v->node->integer == 0) continue;
+        if (steps) cfg_mismatch(s, keys[i][2], steps, keys[i][0], v);
+        if (strategy && !cfg_chosen(s, keys[i][1], "steps")) cfg_mismatch(s, keys[i][1], strategy, keys[i][0], v);
     }
 }
 

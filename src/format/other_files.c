@@ -31,8 +31,8 @@ static bool is_weights(const char *name) {
 
 /* A run's own, which would be taken for the new run's; an adapter's, with which readers would look for its base. */
 static bool is_of_a_run(const char *name) {
-    static const char *const names[] = {"run.json", "log.jsonl", "trainer_state.json", "adapter_config.json",
-                                        "report.html"};
+    static const char *const names[] = {
+        "run.json", "log.jsonl", "trainer_state.json", "adapter_config.json", "report.html", "report_answers.json"};
     for (size_t i = 0; i < TM_COUNT(names); i++)
         if (strcmp(name, names[i]) == 0) return true;
     return strstr(name, ".tmp") != NULL;

@@ -100,6 +100,9 @@ void tm_engine_cancel(tm_engine *e, uint64_t number); /* `take` hears of it in t
 /* `busy`: there is more to do. A failure is the engine's end: every request that was taken hears of it as cancelled, and none
  * is taken any more. */
 TM_MUST_USE tm_status tm_engine_step(tm_engine *e, bool *busy);
+/* What prompts of so many tokens together and answers of so many each, all side by side, will take by the plan: simulated on
+ * this machine's profile, where it has one. */
+TM_MUST_USE tm_status tm_engine_seconds(tm_engine *e, uint64_t prompt_tokens, uint64_t answer_tokens, double *seconds);
 /* The text tools of the model: tokenizer, chat template, end tokens (session/text.h). */
 const struct text_tools *tm_engine_text(const tm_engine *e);
 typedef struct tm_engine_counts {

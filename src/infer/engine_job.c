@@ -1,8 +1,10 @@
 /* The job below an engine: a pass over prompts and one over the tokens of answers, compiled once; their batches; what is
  * kept of their logits. */
+#include "base/change.h"
 #include "infer/engine_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- batches ---------------------------------------------------------------------------------------------------- */
@@ -132,8 +134,12 @@ static tm_status advise(const tm_engine *e, tm_status rc) {
     const tm_tier_args *t = &e->opts.tiers;
     if (rc != TM_EBUDGET || t->offload_path || t->device) return rc;
     tm_error why = *tm_error_get();
+    char change[96];
+    snprintf(change, sizeof change, "%s", tm_change_advised());
     tm_error_clear();
-    return tm_fail(rc, "%s; with --offload-path DIR the cache may lie in files there", why.text);
+    rc = tm_fail(rc, "%s; with --offload-path DIR the cache may lie in files there", why.text);
+    tm_change_advise("%s", change);
+    return rc;
 }
 
 tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {

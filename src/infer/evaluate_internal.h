@@ -26,7 +26,8 @@ typedef struct evaluation {
     uint64_t step;
     file_sum *file; /* [n_files] cfg.data.eval_items; 0: rows are not told apart */
     uint32_t n_files;
-    bool data; /* data are judged; else tasks alone */
+    bool no_data; /* whoever asks has questions of its own */
+    bool data;    /* data are judged; else tasks alone, or those */
 } evaluation;
 
 /* evaluate_open.c: configuration, model and data. */

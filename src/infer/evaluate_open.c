@@ -175,7 +175,7 @@ tm_status evaluate_open(evaluation *e) {
     e->tiers = e->args->tiers;
     e->s.args = &e->asked;
     e->s.cfg = &e->cfg;
-    e->data = e->args->n_data || !e->args->tasks.n;
+    e->data = !e->no_data && (e->args->n_data || !e->args->tasks.n);
     TM_TRY(choose(e, ranks));
     if (!e->data) return TM_OK;
     return session_prepare_evaluation(&e->s, &e->vocabulary);

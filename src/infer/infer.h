@@ -100,6 +100,19 @@ typedef struct tm_eval_result {
 TM_MUST_USE tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out);
 void tm_eval_free(tm_eval_result *r);
 
+/* The held-out prompts that a finished run left in its OUTPUT_DIR (report/report.h), answered greedily by the model that it
+ * began with, if that lies somewhere, and by the one that it made, within the run's own budget. Nothing there: nothing is done. */
+typedef struct tm_answers_args {
+    const char *run; /* OUTPUT_DIR */
+    double
+        most_seconds; /* by the plan; where it is more they are left out, which the file says; INFINITY: in any case */
+} tm_answers_args;
+typedef struct tm_answers {
+    uint32_t questions, answered;
+    double predicted_seconds, seconds;
+} tm_answers;
+TM_MUST_USE tm_status tm_answers_run(const tm_answers_args *args, tm_answers *out);
+
 /* Prompts continued side by side, each as often as `answers` says. */
 struct tm_sampling; /* engine.h */
 typedef struct tm_generate_args {

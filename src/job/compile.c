@@ -1,4 +1,5 @@
 /* Any program of a job compiled under the residency that was chosen: what plans need together, and refusals. */
+#include "base/change.h"
 #include "comm/comm.h"
 #include "job/job.h"
 
@@ -43,12 +44,14 @@ tm_status job_agree(tm_job *job, tm_status rc) {
 static tm_status refuse_budget(const char *key, uint64_t budget, uint64_t least) {
     char want[32], have[32];
     int section = (int)strcspn(key, "_"); /* every command takes it as --host-budget or --device-budget */
-    return tm_fail(TM_EBUDGET,
-                   "memory.%s %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); raise it "
-                   "(--%.*s-budget %llu), or lower seq_len or the micro-batch",
-                   key, tm_format_size(budget, have, sizeof have), (unsigned long long)budget,
-                   (unsigned long long)least, tm_format_size(least, want, sizeof want), section, key,
-                   (unsigned long long)least);
+    tm_status rc =
+        tm_fail(TM_EBUDGET,
+                "memory.%s %s (%llu bytes) is too small: this job needs at least %llu bytes (%s); raise it "
+                "(--%.*s-budget %llu), or lower seq_len or the micro-batch",
+                key, tm_format_size(budget, have, sizeof have), (unsigned long long)budget, (unsigned long long)least,
+                tm_format_size(least, want, sizeof want), section, key, (unsigned long long)least);
+    tm_change_advise("memory.%s=%llu", key, (unsigned long long)least);
+    return rc;
 }
 
 static tm_status refuse_micro_batches(const tm_job *job, const job_refusal *r) {
@@ -57,11 +60,14 @@ static tm_status refuse_micro_batches(const tm_job *job, const job_refusal *r) {
     if (budget != UINT64_MAX)
         snprintf(of, sizeof of, "memory.host_budget %s (%llu bytes)", tm_format_size(budget, have, sizeof have),
                  (unsigned long long)budget);
-    return tm_fail(TM_EBUDGET,
-                   "gradient_accumulation_steps %u: the plan of so many micro-batches is larger than %s, they need at "
-                   "least %llu bytes (%s); at most %u fit: --set gradient_accumulation_steps=%u",
-                   r->micro_batches, of, (unsigned long long)r->bytes, tm_format_size(r->bytes, want, sizeof want),
-                   r->most_micro_batches, r->most_micro_batches);
+    tm_status rc =
+        tm_fail(TM_EBUDGET,
+                "gradient_accumulation_steps %u: the plan of so many micro-batches is larger than %s, they need at "
+                "least %llu bytes (%s); at most %u fit: --set gradient_accumulation_steps=%u",
+                r->micro_batches, of, (unsigned long long)r->bytes, tm_format_size(r->bytes, want, sizeof want),
+                r->most_micro_batches, r->most_micro_batches);
+    tm_change_advise("gradient_accumulation_steps=%u", r->most_micro_batches);
+    return rc;
 }
 
 tm_status job_refuse(const tm_job *job, const job_refusal *r) {

@@ -1,8 +1,10 @@
 /* tidemill plan: the plan of a training step without training, and what is told about it. */
+#include "base/change.h"
 #include "comm/comm.h"
 #include "planner/plan_internal.h"
 #include "planner/start.h"
 #include "planner/planner.h"
+#include "report/report.h"
 
 #include "io/io.h"
 
@@ -26,7 +28,9 @@ tm_status plan_refuse(const planning *g, const char *limit, tm_plan_change chang
     if (change.key)
         snprintf(end, sizeof end, "; the smallest change that fits: --set %s=%" PRIu64, change.key, change.value);
     tm_error_clear();
-    return tm_fail(TM_EBUDGET, "%s%s", what, end);
+    tm_status rc = tm_fail(TM_EBUDGET, "%s%s", what, end);
+    if (change.key) tm_change_advise("%s=%" PRIu64, change.key, change.value);
+    return rc;
 }
 
 /* ---- time, bytes, wear --------------------------------------------------------------------------------------- */
@@ -55,6 +59,20 @@ static void count_wear(const planning *g, const tm_sim_result *r) {
     if (out->tbw > 0 && each > 0) out->drive_days = out->tbw * 1e12 / each * out->seconds_per_step / 86400;
 }
 
+/* A page that draws itself, at any width, or SVG. */
+static tm_status draw_timeline(const char *path, const tm_timeline *t) {
+    tm_buf step = {0};
+    tm_json_writer w;
+    if (!tm_ends_with(path, ".html")) return tm_timeline_write(path, t);
+    tm_jw_init(&w, &step, 0);
+    w.ascii = true;
+    tm_status rc = tm_timeline_json(&w, t);
+    rc = tm_first(rc, tm_jw_end(&w));
+    if (rc == TM_OK) rc = tm_report_step_write(path, t->title, t->subtitle, &step);
+    tm_buf_free(&step);
+    return rc;
+}
+
 static tm_status draw(const planning *g, const tm_plan *plan, const tm_sim_result *r, tm_op_name_fn name, void *ctx) {
     char title[160], a[32], subtitle[256];
     tm_trace *trace;
@@ -64,13 +82,13 @@ static tm_status draw(const planning *g, const tm_plan *plan, const tm_sim_resul
     snprintf(subtitle, sizeof subtitle, "%.3f s a step, bound by %s; %s", r->seconds, g->out->bottleneck,
              g->out->seconds_basis);
     if (g->args->timeline)
-        TM_TRY(tm_timeline_write(g->args->timeline, &(tm_timeline){.plan = plan,
-                                                                   .result = r,
-                                                                   .machine = &g->machine,
-                                                                   .title = title,
-                                                                   .subtitle = subtitle,
-                                                                   .name = name,
-                                                                   .ctx = ctx}));
+        TM_TRY(draw_timeline(g->args->timeline, &(tm_timeline){.plan = plan,
+                                                               .result = r,
+                                                               .machine = &g->machine,
+                                                               .title = title,
+                                                               .subtitle = subtitle,
+                                                               .name = name,
+                                                               .ctx = ctx}));
     if (!g->args->trace) return TM_OK;
     TM_TRY(tm_trace_open(&trace, g->args->trace));
     tm_status rc =
@@ -179,7 +197,9 @@ static tm_status refuse(planning *g, const job_shape *shape, const job_refusal *
     if (r->limit == JOB_LIMIT_MICRO_BATCHES) { /* the text says it */
         g->out->limit = "host";
         g->out->change = (tm_plan_change){"gradient_accumulation_steps", r->most_micro_batches};
-        return tm_fail(TM_EBUDGET, "%s", text);
+        tm_status rc = tm_fail(TM_EBUDGET, "%s", text);
+        tm_change_advise("gradient_accumulation_steps=%u", r->most_micro_batches);
+        return rc;
     }
     if (change.value > have) change = g->only_fits ? none : plan_smaller_batch(shape, fits, g);
     return plan_refuse(g, "host", change, text);

@@ -1,5 +1,6 @@
 /* The job that asks a reference model about the rows of a run before step 1: how many micro-batches go through it together, and
  * what it needs. */
+#include "base/change.h"
 #include "planner/run.h"
 
 #include <math.h>
@@ -22,9 +23,13 @@ static tm_status check_vocabulary(const session *s, const tm_job *job) {
 /* It is not the run's own step that has no room. */
 static tm_status name_it(tm_status rc) {
     tm_error e = *tm_error_get();
+    char change[96];
     if (rc != TM_EBUDGET) return rc;
+    snprintf(change, sizeof change, "%s", tm_change_advised());
     tm_error_clear();
-    return tm_fail(rc, "the reference model, before step 1: %s", e.text);
+    rc = tm_fail(rc, "the reference model, before step 1: %s", e.text);
+    tm_change_advise("%s", change);
+    return rc;
 }
 
 static tm_status start(session *s, const job_opts *o, const job_shape *shape, run_reference *out) {

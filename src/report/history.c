@@ -34,7 +34,7 @@ static tm_status take_lines(lines *l) {
 }
 
 tm_status report_lines(const char *path, uint64_t *at, report_line_fn fn, void *ctx) {
-    enum { CHUNK = 64 << 10 };
+    enum { CHUNK = 16 << 10 };
     lines l = {path, fn, ctx, {0}};
     tm_file *in;
     tm_status rc;
@@ -114,8 +114,9 @@ static tm_status series_of(tm_history *r, const char *name, tm_series **out) {
     tm_series *s = &all[r->n_series];
     *s = (tm_series){.stride = 1, .of_evaluation = strncmp(name, REPORT_EVALUATION, strlen(REPORT_EVALUATION)) == 0};
     snprintf(s->name, sizeof s->name, "%s", name);
-    s->point = tm_malloc(TM_SERIES_POINTS * sizeof *s->point);
-    if (!s->point) return tm_nomem(TM_SERIES_POINTS * sizeof *s->point);
+    s->most = r->points;
+    s->point = tm_malloc(s->most * sizeof *s->point);
+    if (!s->point) return tm_nomem(s->most * sizeof *s->point);
     r->n_series++;
     *out = s;
     return TM_OK;
@@ -141,13 +142,13 @@ static void thin(tm_series *s) {
 }
 
 static void put_point(tm_series *s, tm_point p) {
-    if (s->n == TM_SERIES_POINTS) thin(s);
+    if (s->n == s->most) thin(s);
     s->point[s->n++] = p;
 }
 
 static void add_value(tm_series *s, tm_point p) {
     s->last = p;
-    if (s->stride == 1 && s->n < TM_SERIES_POINTS) {
+    if (s->stride == 1 && s->n < s->most) {
         s->point[s->n++] = p;
         return;
     }
@@ -241,7 +242,10 @@ tm_status tm_history_line(tm_history *r, const char *text, size_t n) {
 }
 
 static tm_status take_line(void *ctx, const char *line, size_t n) {
-    return tm_history_line(ctx, line, n);
+    tm_history *r = ctx;
+    r->last_bytes = n + 1;
+    r->last_hash = tm_hash64(line, n, 0);
+    return tm_history_line(r, line, n);
 }
 
 /* ---- a record ----------------------------------------------------------------------------------------------------- */
@@ -260,9 +264,26 @@ tm_status report_read_run(tm_history *r) {
     return tm_path_exists(path) ? tm_json_load(&r->run, path, MOST_OF_RUN_JSON, 0) : TM_OK;
 }
 
-/* A resume cuts the log and goes on: what was read then is not what is there. */
+/* A resume cuts the log and goes on: what was read then is not what is there, however long it has become since. */
+static tm_status look_for_last(const tm_history *r, const char *path, bool *there) {
+    tm_file *log;
+    tm_buf line = {0};
+    size_t n = (size_t)r->last_bytes;
+    tm_status rc = TM_OK;
+    TM_TRY(tm_file_open(&log, path));
+    *there = tm_file_size(log) >= r->at;
+    if (*there && n > 0) {
+        rc = tm_buf_reserve(&line, n);
+        if (rc == TM_OK) rc = tm_file_read_at(log, r->at - n, line.data, n);
+        *there = rc == TM_OK && tm_hash64(line.data, n - 1, 0) == r->last_hash && line.data[n - 1] == '\n';
+    }
+    tm_buf_free(&line);
+    tm_file_close(log);
+    return rc;
+}
+
 static void begin_again(tm_history *r) {
-    tm_history fresh = {.run = r->run};
+    tm_history fresh = {.run = r->run, .points = r->points};
     memcpy(fresh.dir, r->dir, sizeof fresh.dir);
     r->run = NULL;
     forget(r);
@@ -271,16 +292,15 @@ static void begin_again(tm_history *r) {
 
 tm_status tm_history_follow(tm_history *r) {
     char path[4200];
-    tm_file *log;
+    bool there;
     snprintf(path, sizeof path, "%s/log.jsonl", r->dir);
     TM_TRY(report_read_run(r));
-    TM_TRY(tm_file_open(&log, path));
-    if (tm_file_size(log) < r->at) begin_again(r);
-    tm_file_close(log);
+    TM_TRY(look_for_last(r, path, &there));
+    if (!there) begin_again(r);
     return report_lines(path, &r->at, take_line, r);
 }
 
-tm_status tm_history_open(tm_history **out, const char *dir) {
+tm_status tm_history_open(tm_history **out, const char *dir, uint32_t points) {
     char path[4200];
     *out = NULL;
     if (strlen(dir) >= sizeof(((tm_history *)0)->dir))
@@ -291,6 +311,7 @@ tm_status tm_history_open(tm_history **out, const char *dir) {
     tm_history *r = tm_calloc(1, sizeof *r);
     if (!r) return tm_nomem(sizeof *r);
     snprintf(r->dir, sizeof r->dir, "%s", dir);
+    r->points = points ? points / 4 * 4 : TM_SERIES_POINTS; /* thinned by fours */
     tm_status rc = tm_history_follow(r);
     if (rc == TM_OK)
         *out = r;

@@ -22,8 +22,7 @@ static tm_status put_escaped(tm_buf *b, const char *text) {
     return TM_OK;
 }
 
-/* `open`, the text, `close`. */
-static tm_status put_between(tm_buf *b, const char *open, const char *text, const char *close) {
+tm_status report_put_between(tm_buf *b, const char *open, const char *text, const char *close) {
     TM_TRY(tm_buf_append(b, open, strlen(open)));
     TM_TRY(put_escaped(b, text));
     return tm_buf_append(b, close, strlen(close));
@@ -55,8 +54,8 @@ static const char *method_of(const tm_history *r, char *buf, size_t cap) {
 }
 
 static tm_status put_fact(tm_buf *b, const char *value, const char *name) {
-    TM_TRY(put_between(b, "<div class=\"fact\"><b>", value, "</b><span>"));
-    return put_between(b, "", name, "</span></div>\n");
+    TM_TRY(report_put_between(b, "<div class=\"fact\"><b>", value, "</b><span>"));
+    return report_put_between(b, "", name, "</span></div>\n");
 }
 
 static tm_status put_loss(tm_buf *b, const tm_history *r) {
@@ -98,16 +97,16 @@ static tm_status put_head(tm_buf *b, const tm_history *const *runs, uint32_t n) 
     const tm_history *r = runs[0];
     const char *model = tm_history_text(r, "config.model", NULL), *data = tm_history_text(r, "config.data.train", NULL);
     if (n > 1) return tm_buf_printf(b, "<h1>%u runs beside each other</h1>\n", n);
-    TM_TRY(put_between(b, "<h1>", model ? report_last_name(model) : report_last_name(r->dir),
-                       "</h1>\n<p class=\"soft\">"));
-    TM_TRY(put_between(b, "", method_of(r, method, sizeof method), ""));
-    TM_TRY(put_between(b, ", ", tm_history_text(r, "config.objective.type", "sft"), ""));
-    TM_TRY(put_between(b, ", ", tm_history_text(r, "config.precision", ""), ""));
-    if (data) TM_TRY(put_between(b, ", on ", report_last_name(data), ""));
+    TM_TRY(report_put_between(b, "<h1>", model ? report_last_name(model) : report_last_name(r->dir),
+                              "</h1>\n<p class=\"soft\">"));
+    TM_TRY(report_put_between(b, "", method_of(r, method, sizeof method), ""));
+    TM_TRY(report_put_between(b, ", ", tm_history_text(r, "config.objective.type", "sft"), ""));
+    TM_TRY(report_put_between(b, ", ", tm_history_text(r, "config.precision", ""), ""));
+    if (data) TM_TRY(report_put_between(b, ", on ", report_last_name(data), ""));
     const char *status = r->ended ? "finished" : tm_history_text(r, "status", "of a run whose run.json is gone");
-    TM_TRY(put_between(b, ". ", status, ".</p>\n"));
+    TM_TRY(report_put_between(b, ". ", status, ".</p>\n"));
     if (r->ended && *r->state_hash)
-        TM_TRY(put_between(b, "<p class=\"soft\">state hash <code>", r->state_hash, "</code></p>\n"));
+        TM_TRY(report_put_between(b, "<p class=\"soft\">state hash <code>", r->state_hash, "</code></p>\n"));
     return put_facts(b, r);
 }
 
@@ -118,7 +117,7 @@ typedef const char *show_fn(double v, char *buf, size_t cap);
 static tm_status put_pair(tm_buf *b, const char *what, double planned, double found, show_fn *show) {
     char p[48], f[48];
     if (planned <= 0) return TM_OK;
-    TM_TRY(put_between(b, "<tr><td>", what, "</td>"));
+    TM_TRY(report_put_between(b, "<tr><td>", what, "</td>"));
     return tm_buf_printf(b, "<td>%s</td><td>%s</td><td>%.3g</td></tr>\n", show(planned, p, sizeof p),
                          show(found, f, sizeof f), found / planned);
 }
@@ -179,8 +178,8 @@ static tm_status put_beside(tm_buf *b, const tm_history *const *runs, uint32_t n
         const tm_series *loss = tm_history_series(r, "loss"), *eval = tm_history_series(r, "eval/loss");
         char method[96], size[32];
         double steps = s->steps ? (double)s->steps : 1;
-        TM_TRY(put_between(b, "<tr><td>", r->dir, "</td>"));
-        TM_TRY(put_between(b, "<td>", method_of(r, method, sizeof method), "</td>"));
+        TM_TRY(report_put_between(b, "<tr><td>", r->dir, "</td>"));
+        TM_TRY(report_put_between(b, "<td>", method_of(r, method, sizeof method), "</td>"));
         TM_TRY(tm_buf_printf(b, "<td>%lld</td><td>%.4f</td>", (long long)r->step, loss ? loss->last.value : NAN));
         TM_TRY(eval ? tm_buf_printf(b, "<td>%.4f</td>", eval->last.value) : tm_buf_printf(b, "<td></td>"));
         TM_TRY(tm_buf_printf(b, "<td>%.3g</td><td>%.0f</td><td>%s</td></tr>\n", s->step_seconds / steps,
@@ -211,7 +210,7 @@ static tm_status put_commands(tm_buf *b, const tm_history *r) {
                            "vllm serve %s\n"
                            "# Python: AutoModelForCausalLM.from_pretrained(\"%s\")",
                            out, out, out, out);
-    if (rc == TM_OK) rc = put_between(b, "<h2>To use the result</h2>\n<pre>", text.data, "</pre>\n");
+    if (rc == TM_OK) rc = report_put_between(b, "<h2>To use the result</h2>\n<pre>", text.data, "</pre>\n");
     tm_buf_free(&text);
     return rc;
 }
@@ -228,13 +227,13 @@ static tm_status put_warnings(tm_buf *b, const tm_history *r) {
         TM_TRY(tm_buf_printf(b, "<p>The run was interrupted and went on %llu times.</p>\n",
                              (unsigned long long)r->sums.resumes));
     for (const tm_json *w = all ? all->child : NULL; w; w = w->next)
-        if (w->type == TM_JSON_STRING) TM_TRY(put_between(b, "<p class=\"warn\">", w->text, "</p>\n"));
+        if (w->type == TM_JSON_STRING) TM_TRY(report_put_between(b, "<p class=\"warn\">", w->text, "</p>\n"));
     return TM_OK;
 }
 
 static tm_status put_versions(tm_buf *b, const tm_history *r) {
-    TM_TRY(put_between(b, "<h2>What computed it</h2>\n<p>tidemill ", tm_history_text(r, "version", "?"), ""));
-    TM_TRY(put_between(b, ", <code>", tm_history_text(r, "numerics", "?"), "</code></p>\n"));
+    TM_TRY(report_put_between(b, "<h2>What computed it</h2>\n<p>tidemill ", tm_history_text(r, "version", "?"), ""));
+    TM_TRY(report_put_between(b, ", <code>", tm_history_text(r, "numerics", "?"), "</code></p>\n"));
     const tm_json *config = tm_history_fact(r, "config");
     if (!config) return TM_OK;
     tm_buf text = {0};
@@ -243,8 +242,8 @@ static tm_status put_versions(tm_buf *b, const tm_history *r) {
     tm_jw_node(&w, config);
     tm_status rc = tm_jw_end(&w);
     if (rc == TM_OK)
-        rc = put_between(b, "<details><summary class=\"soft\">the configuration</summary><pre>", text.data,
-                         "</pre></details>\n");
+        rc = report_put_between(b, "<details><summary class=\"soft\">the configuration</summary><pre>", text.data,
+                                "</pre></details>\n");
     tm_buf_free(&text);
     return rc;
 }
@@ -260,7 +259,7 @@ static void put_number(tm_json_writer *w, double v) {
 
 static void put_series(tm_json_writer *w, const tm_series *s, tm_point *room) {
     uint32_t n = tm_series_points(s, room);
-    tm_jw_field_array(w, s->name);
+    tm_jw_array(w);
     tm_jw_array(w);
     for (uint32_t i = 0; i < n; i++) tm_jw_int(w, room[i].step);
     tm_jw_array_end(w);
@@ -270,72 +269,182 @@ static void put_series(tm_json_writer *w, const tm_series *s, tm_point *room) {
     tm_jw_array_end(w);
 }
 
-/* As JSON within a script element, which ends at the first "</script": so no '<' of a name is one here. */
-static tm_status put_data(tm_buf *b, const tm_history *const *runs, uint32_t n) {
-    tm_point *room = tm_malloc((TM_SERIES_POINTS + 2) * sizeof *room);
-    tm_buf json = {0};
-    tm_json_writer w;
-    tm_status rc = room ? TM_OK : tm_nomem((TM_SERIES_POINTS + 2) * sizeof *room);
-    tm_jw_init(&w, &json, 0);
-    w.ascii = true;
-    tm_jw_array(&w);
-    for (uint32_t i = 0; rc == TM_OK && i < n; i++) {
-        tm_jw_object(&w);
-        tm_jw_field_str(&w, "name", report_last_name(runs[i]->dir));
-        tm_jw_field_object(&w, "series");
-        for (uint32_t k = 0; k < runs[i]->n_series; k++) put_series(&w, &runs[i]->series[k], room);
-        tm_jw_object_end(&w);
-        tm_jw_object_end(&w);
-    }
-    tm_jw_array_end(&w);
-    rc = tm_first(rc, tm_jw_end(&w));
-    for (size_t at = 0; rc == TM_OK && at < json.len;) {
-        size_t run = strcspn(json.data + at, "<");
-        rc = tm_buf_append(b, json.data + at, run);
+/* Within a script element, which ends at the first "</script": so no '<' of a name is one here. */
+static tm_status put_script_json(tm_buf *b, const tm_buf *json) {
+    for (size_t at = 0; at < json->len;) {
+        size_t run = strcspn(json->data + at, "<");
+        TM_TRY(tm_buf_append(b, json->data + at, run));
         at += run;
-        if (rc == TM_OK && at < json.len) rc = tm_buf_append(b, "\\u003c", 6), at++;
+        if (at == json->len) break;
+        TM_TRY(tm_buf_append(b, "\\u003c", 6));
+        at++;
     }
-    tm_buf_free(&json);
-    tm_free(room);
-    return rc;
+    return TM_OK;
 }
 
-static tm_status put_curves(tm_buf *b, const tm_history *const *runs, uint32_t n) {
-    TM_TRY(tm_buf_printf(b, "<h2>Curves</h2>\n<p class=\"soft\">Drag to look at some of the steps, double-click to see "
-                            "all.</p>\n<div class=\"charts\" id=\"charts\"></div>\n<script>const RUNS = "));
-    TM_TRY(put_data(b, runs, n));
+/* A value by itself, through `scratch`. */
+static void json_begin(tm_json_writer *w, tm_buf *scratch) {
+    tm_buf_clear(scratch);
+    tm_jw_init(w, scratch, 0);
+    w->ascii = true;
+}
+
+static tm_status put_name(tm_buf *b, const char *name, tm_buf *scratch) {
+    tm_json_writer w;
+    json_begin(&w, scratch);
+    tm_jw_str(&w, name);
+    TM_TRY(tm_jw_end(&w));
+    return put_script_json(b, scratch);
+}
+
+/* What is put together of a page: at most a part of it in memory. */
+typedef struct page {
+    tm_buf *text;
+    tm_out *out;    /* where the text goes, part by part; NULL: it stays */
+    tm_buf scratch; /* a value of the script's */
+    tm_point *room; /* [TM_SERIES_POINTS + 2] */
+} page;
+
+static tm_status pour(page *p) {
+    if (!p->out) return TM_OK;
+    TM_TRY(tm_out_append(p->out, p->text->data, p->text->len));
+    tm_buf_clear(p->text);
+    return TM_OK;
+}
+
+static tm_status put_run(page *p, const tm_history *r) {
+    tm_json_writer w;
+    tm_buf *b = p->text;
+    TM_TRY(tm_buf_printf(b, "{\"name\": "));
+    TM_TRY(put_name(b, report_last_name(r->dir), &p->scratch));
+    TM_TRY(tm_buf_printf(b, ", \"series\": {"));
+    for (uint32_t k = 0; k < r->n_series; k++) {
+        TM_TRY(put_name(b, r->series[k].name, &p->scratch));
+        TM_TRY(tm_buf_printf(b, ": "));
+        json_begin(&w, &p->scratch);
+        put_series(&w, &r->series[k], p->room);
+        TM_TRY(tm_jw_end(&w));
+        TM_TRY(tm_buf_append(b, p->scratch.data, p->scratch.len));
+        TM_TRY(tm_buf_printf(b, "%s\n", k + 1 < r->n_series ? "," : ""));
+        TM_TRY(pour(p));
+    }
+    return tm_buf_printf(b, "}}");
+}
+
+/* The step that run.json has (offload/sim/sim.h: tm_timeline_json). */
+static tm_status put_step(page *p, const tm_history *r) {
+    tm_json_writer w;
+    const tm_json *step = tm_history_fact(r, "step_timeline");
+    json_begin(&w, &p->scratch);
+    if (step)
+        tm_jw_node(&w, step);
+    else
+        tm_jw_null(&w);
+    TM_TRY(tm_jw_end(&w));
+    return put_script_json(p->text, &p->scratch);
+}
+
+static tm_status put_code(tm_buf *b) {
     TM_TRY(tm_buf_printf(b, ";\n"));
     TM_TRY(tm_buf_append(b, report_js, strlen(report_js)));
-    return tm_buf_printf(b, "</script>\n<noscript><p>The curves are drawn by a script.</p></noscript>\n");
+    return tm_buf_printf(b, "</script>\n");
+}
+
+static tm_status put_script(page *p, const tm_history *const *runs, uint32_t n) {
+    tm_buf *b = p->text;
+    TM_TRY(tm_buf_printf(b, "<script>const RUNS = ["));
+    for (uint32_t i = 0; i < n; i++) {
+        TM_TRY(put_run(p, runs[i]));
+        TM_TRY(tm_buf_printf(b, "%s", i + 1 < n ? ",\n" : ""));
+    }
+    TM_TRY(tm_buf_printf(b, "];\nconst STEP = "));
+    TM_TRY(n == 1 ? put_step(p, runs[0]) : tm_buf_printf(b, "null"));
+    return put_code(b);
+}
+
+static tm_status put_curves(tm_buf *b) {
+    return tm_buf_printf(b, "<h2>Curves</h2>\n<p class=\"soft\">Drag to look at some of the steps, double-click to see "
+                            "all.</p>\n<div class=\"charts\" id=\"charts\"></div>\n"
+                            "<noscript><p>The curves are drawn by a script.</p></noscript>\n");
+}
+
+static tm_status put_timeline(tm_buf *b, const tm_history *r) {
+    if (!tm_history_fact(r, "step_timeline")) return TM_OK;
+    return tm_buf_printf(b, "<h2>One step, as it was planned</h2>\n<div class=\"chart\" id=\"step\"></div>\n");
 }
 
 /* ---- the page ----------------------------------------------------------------------------------------------------- */
 
 static tm_status put_one(tm_buf *b, const tm_history *r) {
+    TM_TRY(report_put_answers(b, r));
     TM_TRY(put_planned(b, r));
     TM_TRY(put_seconds(b, r));
+    TM_TRY(put_timeline(b, r));
     TM_TRY(put_warnings(b, r));
     TM_TRY(put_commands(b, r));
     return put_versions(b, r);
 }
 
-tm_status tm_report_page(tm_buf *b, const tm_history *const *runs, uint32_t n) {
+static tm_status put_opening(tm_buf *b, const char *title) {
     TM_TRY(tm_buf_printf(b, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
                             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"));
-    TM_TRY(put_between(b, "<title>", n == 1 ? report_last_name(runs[0]->dir) : "runs", " - tidemill</title>\n<style>"));
+    TM_TRY(report_put_between(b, "<title>", title, " - tidemill</title>\n<style>"));
     TM_TRY(tm_buf_append(b, report_css, strlen(report_css)));
-    TM_TRY(tm_buf_printf(b, "</style></head>\n<body><main>\n"));
+    return tm_buf_printf(b, "</style></head>\n<body><main>\n");
+}
+
+static tm_status put_page(page *p, const tm_history *const *runs, uint32_t n) {
+    tm_buf *b = p->text;
+    TM_TRY(put_opening(b, n == 1 ? report_last_name(runs[0]->dir) : "runs"));
     TM_TRY(put_head(b, runs, n));
     if (n > 1) TM_TRY(put_beside(b, runs, n));
-    TM_TRY(put_curves(b, runs, n));
+    TM_TRY(put_curves(b));
     if (n == 1) TM_TRY(put_one(b, runs[0]));
-    return tm_buf_printf(b, "</main></body></html>\n");
+    TM_TRY(pour(p));
+    TM_TRY(put_script(p, runs, n));
+    TM_TRY(tm_buf_printf(b, "</main></body></html>\n"));
+    return pour(p);
+}
+
+static tm_status put_all(tm_buf *b, tm_out *out, const tm_history *const *runs, uint32_t n) {
+    size_t most = 0;
+    for (uint32_t i = 0; i < n; i++) most = runs[i]->points > most ? runs[i]->points : most;
+    page p = {.text = b, .out = out, .room = tm_malloc((most + 2) * sizeof *p.room)};
+    tm_status rc = p.room ? put_page(&p, runs, n) : tm_nomem((most + 2) * sizeof *p.room);
+    tm_buf_free(&p.scratch);
+    tm_free(p.room);
+    return rc;
+}
+
+tm_status tm_report_page(tm_buf *b, const tm_history *const *runs, uint32_t n) {
+    return put_all(b, NULL, runs, n);
 }
 
 tm_status tm_report_write(const char *path, const tm_history *const *runs, uint32_t n) {
-    tm_buf page = {0};
-    tm_status rc = tm_report_page(&page, runs, n);
-    if (rc == TM_OK) rc = tm_file_write(path, page.data, page.len);
-    tm_buf_free(&page);
+    tm_buf part = {0};
+    tm_out *out;
+    TM_TRY(tm_out_create(&out, path));
+    tm_status rc = put_all(&part, out, runs, n);
+    tm_buf_free(&part);
+    return tm_out_end(out, rc);
+}
+
+/* ---- a step alone ------------------------------------------------------------------------------------------------- */
+
+static tm_status put_step_page(tm_buf *b, const char *title, const char *subtitle, const tm_buf *step) {
+    TM_TRY(put_opening(b, title));
+    TM_TRY(report_put_between(b, "<h1>", title, "</h1>\n"));
+    TM_TRY(report_put_between(b, "<p class=\"soft\">", subtitle, "</p>\n"));
+    TM_TRY(tm_buf_printf(b, "<div class=\"chart\" id=\"step\"></div>\n<script>const RUNS = [], STEP = "));
+    TM_TRY(put_script_json(b, step));
+    TM_TRY(put_code(b));
+    return tm_buf_printf(b, "</main></body></html>\n");
+}
+
+tm_status tm_report_step_write(const char *path, const char *title, const char *subtitle, const tm_buf *step) {
+    tm_buf text = {0};
+    tm_status rc = put_step_page(&text, title, subtitle, step);
+    if (rc == TM_OK) rc = tm_file_write(path, text.data, text.len);
+    tm_buf_free(&text);
     return rc;
 }

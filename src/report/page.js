@@ -156,4 +156,66 @@
     host.append(card);
     Chart(card, n.replace(/_/g, ' '), lines);
   }
+
+  // One step: a picture a lane, each a stack of what an engine does (or what is in memory), column by column.
+  const LEVELS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_';
+  const size = v => v >= 2 ** 30 ? (v / 2 ** 30).toPrecision(3) + ' GiB' : v >= 2 ** 20 ? (v / 2 ** 20).toPrecision(3) + ' MiB' : (v / 1024).toPrecision(3) + ' KiB';
+  const time = v => v < 0.1 ? (v * 1000).toPrecision(3) + ' ms' : v.toPrecision(3) + ' s';
+  const colour = c => /^#[0-9a-f]{6}$/i.test(c) ? c : '#888888';
+  const lane = (host, l, seconds) => {
+    const HIGH = l.unit === 'busy' ? 34 : 60, row = document.createElement('div'), head = document.createElement('div'), legend = document.createElement('div');
+    row.className = 'lane';
+    head.append(Object.assign(document.createElement('b'), { textContent: l.name }), ' ' + l.note);
+    legend.className = 'legend';
+    const classes = l.classes.map(c => ({ name: c.name, colour: colour(c.colour), total: c.total, at: [...c.levels].map(x => Math.max(0, LEVELS.indexOf(x)) / 63) }));
+    const n = classes.length ? classes[0].at.length : 0;
+    const svg = document.createElementNS(NS, 'svg');
+    svg.setAttribute('viewBox', `0 0 ${n} ${HIGH}`);
+    svg.setAttribute('preserveAspectRatio', 'none');
+    svg.setAttribute('role', 'img');
+    svg.setAttribute('aria-label', l.name);
+    svg.style.height = HIGH + 'px';
+    const Y = v => ((1 - v) * HIGH).toFixed(1);
+    [...classes].reverse().forEach(c =>
+      add(svg, 'path', { fill: c.colour, d: `M0 ${HIGH}` + c.at.map((v, i) => `V${Y(v)}H${i + 1}`).join('') + `V${HIGH}Z` }));
+    if (l.limit > 0) add(svg, 'path', { d: `M0 ${Y(l.limit / l.top)}H${n}`, fill: 'none', stroke: 'var(--ink)', 'stroke-dasharray': '4 3', 'vector-effect': 'non-scaling-stroke' });
+    const amount = v => l.unit === 'busy' ? (100 * v).toFixed(0) + '%' : size(v * l.top) + (l.unit === 'rate' ? '/s' : '');
+    const total = c => l.unit === 'busy' ? ' ' + time(c.total) : l.unit === 'rate' ? ' ' + size(c.total) : '';
+    const label = i => {
+      legend.textContent = '';
+      if (i !== null) legend.append(Object.assign(document.createElement('span'), { textContent: 'at ' + time((i + 0.5) / n * seconds) }));
+      classes.forEach((c, k) => {
+        const item = document.createElement('span'), mark = document.createElement('i');
+        const v = i === null ? null : c.at[i] - (k ? classes[k - 1].at[i] : 0);
+        if (v === 0) return;
+        mark.style.background = c.colour;
+        item.append(mark, c.name + (v === null ? total(c) : ' ' + amount(v)));
+        legend.append(item);
+      });
+    };
+    const mark = i => {
+      svg.querySelectorAll('.mark').forEach(m => m.remove());
+      if (i !== null) add(svg, 'path', { class: 'mark', d: `M${i + 0.5} 0V${HIGH}`, stroke: 'var(--ink)', 'vector-effect': 'non-scaling-stroke' });
+      label(i);
+    };
+    svg.addEventListener('pointermove', e => {
+      const r = svg.getBoundingClientRect();
+      host.marks.forEach(m => m(Math.min(n - 1, Math.max(0, Math.floor((e.clientX - r.left) / r.width * n)))));
+    });
+    svg.addEventListener('pointerleave', () => host.marks.forEach(m => m(null)));
+    host.marks.push(mark);
+    label(null);
+    row.append(head, svg, legend);
+    host.append(row);
+  };
+  const step = document.getElementById('step');
+  if (step && STEP) {
+    step.marks = [];
+    step.append(Object.assign(document.createElement('h3'), { textContent: STEP.title }));
+    const axis = document.createElement('div');
+    axis.className = 'axis';
+    for (let i = 0; i <= 4; i++) axis.append(Object.assign(document.createElement('span'), { textContent: time(STEP.seconds * i / 4) }));
+    STEP.lanes.forEach(l => lane(step, l, STEP.seconds));
+    step.append(axis);
+  }
 })();

@@ -1,7 +1,7 @@
 /* report: what a run left behind, for people and for the programs that they know.
  *
  *     tm_history *r;
- *     TM_TRY(tm_history_open(&r, "out"));              // OUTPUT_DIR: run.json and log.jsonl
+ *     TM_TRY(tm_history_open(&r, "out", 0));           // OUTPUT_DIR: run.json and log.jsonl
  *     TM_TRY(tm_report_write("out/report.html", (const tm_history *const[]){r}, 1));
  *     tm_history_close(r);
  *
@@ -29,7 +29,7 @@ typedef struct tm_series {
     char name[TM_SERIES_NAME]; /* as in the log; "eval/loss" of an evaluation */
     bool of_evaluation;
     tm_point *point; /* ascending steps */
-    uint32_t n;
+    uint32_t n, most;
     uint64_t stride;    /* how many values a pair of points stands for; 1: each point is one */
     tm_point low, high; /* of the pair that is being filled, */
     uint64_t pending;   /* from so many values */
@@ -60,13 +60,16 @@ typedef struct tm_history {
     uint32_t ranks;
     bool ended;
     char state_hash[40];
+    uint32_t points; /* of a curve, at most */
     /* where reading goes on */
     uint64_t at, lines;
+    uint64_t last_bytes, last_hash; /* of the line that ends there */
 } tm_history;
 
-/* TM_EINPUT: `dir` holds no log.jsonl. */
-TM_MUST_USE tm_status tm_history_open(tm_history **out, const char *dir);
-/* Reads run.json again, and the lines that came since. */
+/* `points`: that a curve keeps at most, 8 at the least; 0: TM_SERIES_POINTS. 16 bytes each. TM_EINPUT: `dir` holds no
+ * log.jsonl. */
+TM_MUST_USE tm_status tm_history_open(tm_history **out, const char *dir, uint32_t points);
+/* Reads run.json again, and the lines that came since; all of them where the log is another one by now. */
 TM_MUST_USE tm_status tm_history_follow(tm_history *r);
 void tm_history_close(tm_history *r); /* NULL is fine */
 /* One line of a log, as tm_history_follow takes it; for who has it already. */
@@ -81,10 +84,20 @@ uint32_t tm_series_points(const tm_series *s, tm_point *to);
 
 /* ---- report.html -------------------------------------------------------------------------------------------------- */
 
-/* One page without a network: what was trained on what, curves with zoom, planned beside found, where the seconds went,
- * warnings, versions, how to use the result. Several runs are laid over each other. */
+/* Of OUTPUT_DIR: what held-out prompts were answered. {"tokens": a bound of each answer, "left_out"?: why there are none,
+ * "questions": [{"prompt_ids", "wanted_ids", and once they were answered "prompt", "wanted", "before"?, "after": texts}]} */
+#define TM_REPORT_ANSWERS "report_answers.json"
+enum { TM_REPORT_QUESTIONS = 3 };
+
+/* One page without a network: what was trained on what, curves with zoom, held-out answers, planned beside found, where the
+ * seconds went, a step as it was planned, warnings, versions, how to use the result. Several runs are laid over each other.
+ * Written a curve at a time: what it takes beside the records is some kilobytes and the buffer of a tm_out. */
 TM_MUST_USE tm_status tm_report_write(const char *path, const tm_history *const *runs, uint32_t n);
 TM_MUST_USE tm_status tm_report_page(tm_buf *out, const tm_history *const *runs, uint32_t n);
+
+/* A page of one step alone: `step` is tm_timeline_json's object (offload/sim/sim.h). */
+TM_MUST_USE tm_status tm_report_step_write(const char *path, const char *title, const char *subtitle,
+                                           const tm_buf *step);
 
 /* ---- curves in characters (UTF-8) ---------------------------------------------------------------------------------- */
 

@@ -21,6 +21,11 @@ const char *report_last_name(const char *path); /* into path; all of it where it
 /* run.json of r->dir into r->run, in place of what was there. */
 tm_status report_read_run(tm_history *r);
 
+/* `open`, the text with what HTML gives a meaning escaped, `close`. */
+tm_status report_put_between(tm_buf *b, const char *open, const char *text, const char *close);
+/* page_answers.c: what held-out prompts were answered, where that is known. */
+tm_status report_put_answers(tm_buf *b, const tm_history *r);
+
 /* The page's own text: page.css, page.js. */
 extern const char report_css[], report_js[];
 

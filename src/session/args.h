@@ -4,6 +4,7 @@
 
 #include "base/base.h"
 
+enum { TM_ENDED_PATH = 4096 };
 typedef struct tm_train_args {
     const char *config;     /* path of the file; NULL: `set` says it all */
     const char *const *set; /* key.path=value, or --key.path=value (config.h) */
@@ -18,7 +19,8 @@ typedef struct tm_train_args {
     int64_t replay_every;       /* every so many steps one is computed twice and its bits compared; 0: none */
     double grace_seconds;       /* after a signal: how long the step under way may take to end; 0: 30 */
     bool *reported;             /* NULL, or set: on a failure, whether another rank prints it */
-    bool *resumable;            /* NULL, or set: TM_ESIGNAL was returned and a commit can be continued from */
+    char *ended;     /* NULL, or [TM_ENDED_PATH]: OUTPUT_DIR of a run of one rank that came to its end just now */
+    bool *resumable; /* NULL, or set: TM_ESIGNAL was returned and a commit can be continued from */
 } tm_train_args;
 
 #endif

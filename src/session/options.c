@@ -189,6 +189,10 @@ bool session_commits(const session *s) {
     return c->memory.slots == 2 && (c->commit_steps > 0 || c->commit_minutes > 0 || c->keep_state);
 }
 
+bool session_has_checkpoints(const tm_config *c) {
+    return c->save_best || c->save_steps > 0 || (c->by_epoch & TM_BY_EPOCH_SAVE);
+}
+
 tm_fmt session_save_format(const tm_config *c) {
     switch (c->save_dtype) {
     case TM_SAVE_F32:
@@ -252,6 +256,7 @@ job_opts session_job_options(const session *s) {
     pin(c, o.pinned);
     bound(c, &o);
     if (!c->init_random) o.other_bytes += text_bytes(c);
+    if (session_has_checkpoints(c)) o.other_bytes += SESSION_PAGE_BYTES;
     if (s->train) o.other_bytes += data_bytes(s->train);
     if ((s->train || s->eval) && session_reference_column(c)) o.other_bytes += session_reference_bytes(s);
     if (s->eval) {

@@ -135,10 +135,13 @@ uint64_t session_reference_rows(const session *s, bool eval, uint32_t batch);
 uint64_t session_reference_place(const session *s, bool eval, uint64_t step, uint32_t batch, uint32_t micro_batch,
                                  uint32_t row);
 uint64_t session_reference_bytes(const session *s); /* of all values; of files that were read in part, of all of them */
-job_opts session_reference_options(const session *s);           /* of the job that makes them */
-job_shape session_reference_shape(const session *s);            /* the largest micro-batch that it is given */
-job_shape session_eval_shape(const session *s);                 /* of an evaluation; s->eval is there */
-bool session_commits(const session *s);                         /* such a job makes commits */
+job_opts session_reference_options(const session *s); /* of the job that makes them */
+job_shape session_reference_shape(const session *s);  /* the largest micro-batch that it is given */
+job_shape session_eval_shape(const session *s);       /* of an evaluation; s->eval is there */
+bool session_commits(const session *s);               /* such a job makes commits */
+bool session_has_checkpoints(const tm_config *c);     /* before its end, where it is long enough */
+/* Of the budget, of such a job: a page about the run so far, beside the plan (train, trainer_report.c). */
+enum { SESSION_PAGE_BYTES = 512 << 10 };
 tm_fmt session_save_format(const tm_config *c);                 /* of the models that it writes */
 uint64_t session_host_bytes(const tm_config *c);                /* of memory.host_budget; UINT64_MAX: unlimited */
 TM_MUST_USE tm_status session_check_budget(const tm_config *c); /* this machine, or the cgroup, has it */

@@ -78,6 +78,7 @@ void trainer_close(trainer *t) {
     tm_append_close(t->log.file);
     bool no_state = t->job && !t->job->tiers.keep_state;
     job_close(t->job); /* its executor may still be at a plan's last transfers, and hold a link */
+    trainer_report_questions(t);
     if (no_state) (void)tm_remove_empty(t->out.home); /* which an earlier life may have made */
     t->watch = watch;
     trainer_watch_close(t);
@@ -261,10 +262,13 @@ tm_status tm_train_run(const tm_train_args *args) {
     tm_error said = *tm_error_get(); /* the first failure, whatever closing meets */
     if (rc != TM_OK && !started && session_undo_base(&t.s) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     if (rc == TM_OK || started) session_keep_data(&t.s, rc != TM_OK);
-    bool speaks = session_is_rank0(&t.s), ended = rc == TM_OK && !t.from.done;
+    bool speaks = session_is_rank0(&t.s);
+    t.report.ended = speaks && rc == TM_OK && !t.from.done;
     trainer_close(&t);
     if (no_copy) drop_copy(&t);
-    if (ended && speaks) trainer_report_end(&t);
+    if (t.report.ended) trainer_report_end(&t);
+    if (args->ended)
+        snprintf(args->ended, TM_ENDED_PATH, "%s", t.report.ended && t.s.ranks.ranks <= 1 ? t.out.here : "");
     trainer_report_free(&t);
     session_close_ranks(&t.s);
     if (rc != TM_OK && !speaks) tm_comm_let_speak();

@@ -130,6 +130,8 @@ typedef struct trainer_said {
 /* What is written for others to look at (trainer_report.c). */
 typedef struct trainer_reports {
     tm_events *events; /* TensorBoard's; NULL: not asked for */
+    tm_buf step;       /* tm_timeline_json of a step as it is planned; empty: not drawn */
+    bool ended;        /* the run is over, and this rank speaks of it */
 } trainer_reports;
 
 /* The evaluation under way, or the latest. */
@@ -271,11 +273,15 @@ tm_status trainer_stopped(const trainer *t); /* TM_ESIGNAL, with the step that i
 tm_status trainer_finish(trainer *t);
 
 /* trainer_report.c: what others look at. A failure of it is a warning. Of the first rank alone. */
-void trainer_describe_run(const trainer *t, tm_json_writer *w);   /* into run.json: plan, best checkpoint, warnings */
+void trainer_describe_run(const trainer *t, tm_json_writer *w); /* into run.json: plan, best checkpoint, warnings */
+void trainer_report_step(trainer *t, const tm_plan *step,
+                         const pass_opts *way);                   /* it was chosen; the slab is not there */
 void trainer_report_open(trainer *t);                             /* the log is open */
 void trainer_report_line(trainer *t, const char *line, size_t n); /* it was appended to the log */
 void trainer_report_state(const trainer *t, const char *dir);     /* DIR/trainer_state.json */
-void trainer_report_end(trainer *t);                              /* the job is closed: report.html, README.md */
+void trainer_report_checkpoint(trainer *t);                       /* report.html so far */
+void trainer_report_questions(trainer *t); /* the job is closed, the data are not: held-out prompts, to be answered */
+void trainer_report_end(trainer *t);       /* all is closed: report.html, README.md */
 void trainer_report_free(trainer *t);
 
 /* trainer_scale.c: the loss scale of fp16. All return at once in other precisions. */
@@ -323,8 +329,10 @@ tm_status trainer_watch_step(trainer *t, const step_line *line);
 /* Of the steps to come and what comes with them, by the same simulation; after the start. */
 TM_MUST_USE tm_status trainer_watch_forecast(trainer *t, run_forecast *out);
 double trainer_watch_seconds(const trainer *t); /* predicted, of a step; 0 before the start */
-void trainer_watch_stopped(trainer *t);         /* a signal ended the steps: the trace is written */
-tm_status trainer_watch_end(trainer *t);        /* after the last step: the trace is written */
+/* A step as it is planned, into t->report.step: while the slab is not there, as trainer_watch_link. */
+tm_status trainer_watch_draw(trainer *t, const tm_plan *step, const pass_opts *way);
+void trainer_watch_stopped(trainer *t);  /* a signal ended the steps: the trace is written */
+tm_status trainer_watch_end(trainer *t); /* after the last step: the trace is written */
 void trainer_watch_close(trainer *t);
 
 /* profile.c: --profile. */

@@ -34,8 +34,9 @@ static bool is_model_file(const char *name) {
 
 /* Names that a run writes, replaces or removes in OUTPUT_DIR. */
 static bool is_written(const char *name) {
-    static const char *const names[] = {"run.json",    "log.jsonl",         "offload", "adapter_config.json",
-                                        "report.html", "trainer_state.json"};
+    static const char *const names[] = {
+        "run.json",           "log.jsonl",          "offload", "adapter_config.json", "report.html",
+        "trainer_state.json", "report_answers.json"};
     if (is_checkpoint(name) || is_model_file(name)) return true;
     for (size_t i = 0; i < TM_COUNT(names); i++)
         if (strcmp(name, names[i]) == 0) return true;

@@ -1,4 +1,5 @@
 /* The job that runs the step: its options, the way that is chosen, and what a refusal advises. */
+#include "base/change.h"
 #include "comm/comm.h"
 #include "planner/start.h"
 #include "job/job.h"
@@ -113,7 +114,8 @@ static tm_status refuse_forced(trainer *t, const job_refusal *refusal) {
     unsigned forced =
         (t->s.cfg->memory.activations != TM_ACT_AUTO ? 1 : 0) | (t->s.cfg->memory.update != TM_UPDATE_AUTO ? 2 : 0);
     tm_error why = *tm_error_get();
-    char room[32];
+    char room[32], change[96];
+    snprintf(change, sizeof change, "%s", tm_change_advised());
     if (refusal->limit == JOB_LIMIT_DEVICE || (t->s.comm && !t->s.agreed))
         return TM_EBUDGET; /* not of the host; not known to all */
     tm_error_clear();
@@ -122,9 +124,14 @@ static tm_status refuse_forced(trainer *t, const job_refusal *refusal) {
         bool enough;
         if ((without & forced) != without) continue;
         TM_TRY(enough_without(t, without, &host, &enough));
-        if (enough)
-            return tm_fail(TM_EBUDGET, "%s; or leave out %s, then %llu bytes (%s) are enough", why.text, name[without],
-                           (unsigned long long)host, tm_format_size(host, room, sizeof room));
+        if (!enough) continue;
+        tm_status rc = tm_fail(TM_EBUDGET, "%s; or leave out %s, then %llu bytes (%s) are enough", why.text,
+                               name[without], (unsigned long long)host, tm_format_size(host, room, sizeof room));
+        if (without < 3)
+            tm_change_advise("%s=auto", name[without]);
+        else
+            tm_change_advise("%s", change);
+        return rc;
     }
     tm_error_set(&why);
     return TM_EBUDGET;
@@ -140,8 +147,17 @@ job_opts trainer_job_options(const trainer *t) {
     return o;
 }
 
-static tm_status link_steps(void *ctx, const planner_choice *c) {
-    return trainer_watch_link(ctx, c->plan);
+/* What is made of the plan while nothing of the job is in memory. */
+typedef struct plan_chosen {
+    trainer *t;
+    const pass_opts *way;
+} plan_chosen;
+
+static tm_status look_at_plan(void *ctx, const planner_choice *c) {
+    const plan_chosen *chosen = ctx;
+    TM_TRY(trainer_watch_link(chosen->t, c->plan));
+    trainer_report_step(chosen->t, c->plan, &chosen->way[c->way]);
+    return TM_OK;
 }
 
 tm_status trainer_plan_job(trainer *t, job_refusal *refusal) {
@@ -194,14 +210,15 @@ tm_status trainer_open_job(trainer *t) {
     job_shape shape = session_step_shape(&t->s);
     planner_choice choice;
     run_more more = {&t->s, &t->plans};
+    plan_chosen chosen = {t, way};
     const planner_ask ask = {.job = t->job,
                              .name = "training step",
                              .way = way,
                              .n = run_ways(&t->s, &shape, way),
                              .more = run_compile_more,
                              .ctx = &more,
-                             .chosen = link_steps,
-                             .chosen_ctx = t};
+                             .chosen = look_at_plan,
+                             .chosen_ctx = &chosen};
     t->job->opts = o;
     tm_status rc = job_start(&ask, &choice);
     t->plans.step = choice.plan;

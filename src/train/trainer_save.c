@@ -190,7 +190,9 @@ tm_status trainer_save_checkpoint(trainer *t) {
     trainer_note_best(t);
     if (c->save_total_limit) TM_TRY(remember_checkpoint(t, t->step));
     TM_TRY(rotate(t, false));
-    return trainer_log_event(t, "checkpoint", NULL, NAN);
+    TM_TRY(trainer_log_event(t, "checkpoint", NULL, NAN));
+    if (session_is_rank0(&t->s)) trainer_report_checkpoint(t);
+    return TM_OK;
 }
 
 typedef struct folders {

@@ -4,6 +4,7 @@
 #include "planner/cost.h"
 #include "train/trainer_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { RUNS = 3, WAITING = 2 };
@@ -258,6 +259,30 @@ tm_status trainer_watch_forecast(trainer *t, run_forecast *out) {
                                           .ctx = w->costs,
                                           .step_seconds = w->step.seconds},
                              out);
+}
+
+tm_status trainer_watch_draw(trainer *t, const tm_plan *step, const pass_opts *way) {
+    trainer_watch *w = t->watch;
+    tm_sim_result r;
+    tm_json_writer out;
+    char title[96];
+    snprintf(title, sizeof title, "update %s, activations %s", pass_update_name(way),
+             pass_activations_name(t->job, way));
+    TM_TRY(tm_simulate(&r, step,
+                       &(tm_sim_opts){.machine = &w->machine,
+                                      .cost = job_cost,
+                                      .ctx = w->costs,
+                                      .runs = RUNS,
+                                      .link = w->step_link,
+                                      .timeline = true}));
+    tm_buf_free(&t->report.step);
+    tm_jw_init(&out, &t->report.step, 0);
+    tm_status rc = tm_timeline_json(
+        &out,
+        &(tm_timeline){
+            .plan = step, .result = &r, .machine = &w->machine, .title = title, .name = job_op_name, .ctx = t->job});
+    tm_sim_free(&r);
+    return tm_first(rc, tm_jw_end(&out));
 }
 
 double trainer_watch_seconds(const trainer *t) {

@@ -139,6 +139,8 @@ static void the_rest_says_what_to_do(void **state) {
         {"\"val_dataset\": [{\"path\": \"a\", \"roles_to_train\": [\"user\"]}]", "data.train_on_inputs"},
         {"\"val_dataset\": [{\"path\": \"a\", \"data_files\": [\"b\"]}]", "a \"path\" of its own"},
         {"\"evals_per_epoch\": 2, \"eval_steps\": 5", "eval_steps 5"},
+        {"\"evals_per_epoch\": 2, \"eval_strategy\": \"epoch\"", "eval_strategy \"epoch\""},
+        {"\"saves_per_epoch\": 2, \"save_strategy\": \"no\"", "does not match saves_per_epoch 2"},
     };
     for (size_t i = 0; i < TM_COUNT(rows); i++) {
         char json[512];
@@ -149,6 +151,13 @@ static void the_rest_says_what_to_do(void **state) {
         if (!strstr(tm_error_get()->text, rows[i][1])) fail_msg("%s: %s", rows[i][0], tm_error_get()->text);
     }
     tm_error_clear();
+}
+
+static bool warned(const char *what) {
+    const char *warning;
+    for (unsigned i = 0; (warning = tm_log_warning(i)); i++)
+        if (strstr(warning, what)) return true;
+    return false;
 }
 
 static void items_of_axolotl(void **state) {
@@ -165,6 +174,12 @@ static void items_of_axolotl(void **state) {
     assert_string_equal(item[1].columns.ours[0], "text");
     assert_int_equal(item[2].columns.n, 0);
     tm_config_free(c);
+    assert_true(warned("\"ds_type\" of a file has no effect here: the file tells"));
+    assert_true(warned("\"message_property_mappings\" of a file has no effect here"));
+    assert_int_equal(test_load(&c, "{\"model\": \"m\", \"datasets\": [{\"path\": \"a\", \"shards\": 2}]}", NULL, NULL),
+                     TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "\"shards\" is no key of a file"));
+    tm_error_clear();
 }
 
 int main(void) {

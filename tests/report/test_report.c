@@ -81,11 +81,33 @@ static void write_log(int steps) {
     assert_int_equal(fclose(f), 0);
 }
 
+/* The first test: the peak is that of the process. At a checkpoint: what a page takes beside the plan has a bound (session.h: SESSION_PAGE_BYTES), however long the log. The
+ * buffer of the file that is written is as large as those of the checkpoint's own files, which are closed by then. */
+static void test_small_page(void **state) {
+    (void)state;
+    enum { OUT_BUFFER = 1 << 20, PAGE_BYTES = 512 << 10 };
+    uint64_t took[2];
+    for (int i = 0; i < 2; i++) {
+        tm_history *r;
+        write_log(i ? 20000 : 1000);
+        uint64_t before = tm_mem_live_bytes();
+        OK(tm_history_open(&r, dir, 128));
+        assert_in_range(tm_history_series(r, "loss")->n, 64, 128);
+        OK(tm_report_write(in_dir("report.html"), (const tm_history *const[]){r}, 1));
+        took[i] = tm_mem_peak_bytes() - before;
+        tm_history_close(r);
+    }
+    print_message("%llu and %llu bytes for pages of 1,000 and 20,000 steps\n", (unsigned long long)took[0],
+                  (unsigned long long)took[1]);
+    assert_true(took[1] < OUT_BUFFER + PAGE_BYTES);
+    assert_true(took[1] < took[0] + took[0] / 50);
+}
+
 static void test_sums(void **state) {
     (void)state;
     tm_history *r;
     write_log(200);
-    OK(tm_history_open(&r, dir));
+    OK(tm_history_open(&r, dir, 0));
     assert_int_equal(r->sums.steps, 200);
     assert_int_equal(r->step, 200);
     assert_int_equal(r->committed, 200);
@@ -115,7 +137,7 @@ static void test_curve_is_thinned(void **state) {
     static tm_point p[TM_SERIES_POINTS + 2];
     tm_history *r;
     write_log(STEPS);
-    OK(tm_history_open(&r, dir));
+    OK(tm_history_open(&r, dir, 0));
     const tm_series *s = tm_history_series(r, "loss");
     uint32_t n = tm_series_points(s, p);
     bool high = false, low = false;
@@ -135,7 +157,7 @@ static void test_follow(void **state) {
     (void)state;
     tm_history *r;
     write_text("log.jsonl", "w", "{\"step\": 1, \"loss\": 3}\n{\"step\": 2, \"lo");
-    OK(tm_history_open(&r, dir));
+    OK(tm_history_open(&r, dir, 0));
     assert_int_equal(r->step, 1);
     write_text("log.jsonl", "a", "ss\": 2}\n{\"event\": \"end\", \"step\": 2, \"state_hash\": \"ab\"}\n");
     OK(tm_history_follow(r));
@@ -147,22 +169,29 @@ static void test_follow(void **state) {
     OK(tm_history_follow(r));
     assert_int_equal(r->sums.steps, 1);
     assert_false(r->ended);
+    /* cut, and by the next look longer than it was */
+    write_text("log.jsonl", "w",
+               "{\"step\": 1, \"loss\": 4}\n{\"event\": \"resume\", \"step\": 1}\n{\"step\": 2, \"loss\": 5}\n");
+    OK(tm_history_follow(r));
+    assert_int_equal(r->sums.steps, 2);
+    assert_int_equal(r->sums.resumes, 1);
+    assert_true(tm_history_series(r, "loss")->point[0].value == 4);
     tm_history_close(r);
 }
 
 static void test_wrong_input(void **state) {
     (void)state;
     tm_history *r;
-    assert_int_equal(tm_history_open(&r, dir), TM_EINPUT);
+    assert_int_equal(tm_history_open(&r, dir, 0), TM_EINPUT);
     assert_non_null(strstr(tm_error_get()->text, "there is no log.jsonl"));
     tm_error_clear();
     write_text("log.jsonl", "w", "{\"step\": 1, \"loss\": 3}\nno JSON\n");
-    assert_int_equal(tm_history_open(&r, dir), TM_EINPUT);
+    assert_int_equal(tm_history_open(&r, dir, 0), TM_EINPUT);
     assert_non_null(strstr(tm_error_get()->text, "log.jsonl:2"));
     tm_error_clear();
     write_text("log.jsonl", "w",
                "{\"step\": \"x\", \"loss\": [1], \"wait_seconds\": 3, \"event\": {}}\n[]\n7\n{\"step\": -5}\n");
-    OK(tm_history_open(&r, dir)); /* JSON, and nothing that a run says */
+    OK(tm_history_open(&r, dir, 0)); /* JSON, and nothing that a run says */
     assert_int_equal(r->sums.steps, 0);
     tm_history_close(r);
 }
@@ -179,7 +208,7 @@ static void test_page(void **state) {
         "{\"status\": \"running\", \"version\": \"<b>\", \"warnings\": [\"a & b </script><script>x\"], \"planned\": "
         "{\"seconds_per_step\": 0.2, \"host_peak_bytes\": 2000}, \"total_steps\": 20000, \"config\": {\"model\": "
         "\"/m/</title><img/src=x>\", \"data\": {\"train\": \"d'\\\"\"}, \"output_dir\": \"o</script>\"}}");
-    OK(tm_history_open(&r, dir));
+    OK(tm_history_open(&r, dir, 0));
     OK(tm_report_page(&page, (const tm_history *const[]){r}, 1));
     print_message("%zu bytes of a page for 10,000 steps\n", page.len);
     assert_true(page.len < 1000000);
@@ -191,6 +220,30 @@ static void test_page(void **state) {
     static const char *const outside[] = {" src=", "href=", "url(", "@import", "https:", "fetch(", "XMLHttp"};
     for (size_t i = 0; i < TM_COUNT(outside); i++)
         if (strstr(page.data, outside[i])) fail_msg("the page asks for something outside: %s", outside[i]);
+    /* with the step, and with answers where the run is over */
+    tm_buf_clear(&page);
+    write_text(
+        "run.json", "w",
+        "{\"status\": \"finished\", \"step_timeline\": {\"title\": \"</script>\", \"seconds\": 1, \"lanes\": []}}");
+    write_text(
+        TM_REPORT_ANSWERS, "w",
+        "{\"tokens\": 64, \"questions\": [{\"prompt\": \"<i>p\", \"wanted\": \"w&\", \"before\": \"b\", \"after\": "
+        "\"</dd><img>\"}, {\"prompt_ids\": [1]}]}");
+    OK(tm_history_follow(r));
+    OK(tm_report_page(&page, (const tm_history *const[]){r}, 1));
+    assert_non_null(strstr(page.data, "id=\"step\""));
+    assert_non_null(strstr(page.data, "{\"title\": \"\\u003c/script>\""));
+    assert_non_null(strstr(page.data, "<dd>&lt;i&gt;p</dd>"));
+    assert_non_null(strstr(page.data, "<dd>&lt;/dd&gt;&lt;img&gt;</dd>"));
+    write_text(TM_REPORT_ANSWERS, "w", "{\"left_out\": \"too <long>\", \"questions\": []}");
+    tm_buf_clear(&page);
+    OK(tm_report_page(&page, (const tm_history *const[]){r}, 1));
+    assert_non_null(strstr(page.data, "too &lt;long&gt;"));
+    write_text("run.json", "w", "{\"status\": \"running\"}"); /* then they are of a run before */
+    OK(tm_history_follow(r));
+    tm_buf_clear(&page);
+    OK(tm_report_page(&page, (const tm_history *const[]){r}, 1));
+    assert_null(strstr(page.data, "Held-out"));
     /* two runs over each other */
     tm_buf_clear(&page);
     OK(tm_report_page(&page, (const tm_history *const[]){r, r}, 2));
@@ -239,7 +292,7 @@ static void test_model_card(void **state) {
     size_t n;
     write_log(3);
     write_text("run.json", "w", "{\"config\": {\"model\": \"a\\nb\", \"adapter\": {\"r\": 8}}}");
-    OK(tm_history_open(&r, dir));
+    OK(tm_history_open(&r, dir, 0));
     OK(tm_model_card_write(dir, r));
     OK(tm_model_card_write(dir, r)); /* ours: written again */
     char *text = read_all(in_dir("README.md"), &n);
@@ -387,6 +440,7 @@ static void test_curve_line(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_small_page, make, clean),
         cmocka_unit_test_setup_teardown(test_sums, make, clean),
         cmocka_unit_test_setup_teardown(test_curve_is_thinned, make, clean),
         cmocka_unit_test_setup_teardown(test_follow, make, clean),

@@ -175,6 +175,9 @@ static void tables_of_methods(void **state) {
 
 /* Usual mistakes: what, where, what to do; exit 2, and a line a problem. */
 #define RUN_IT "$T train --model $M --dataset $D --max_steps 1 --quiet --output_dir o "
+/* What a refusal says at its end is printed and done. */
+#define PASTED(line)                                                                                                   \
+    line " 2>err; grep -o 'to paste: .*' err | cut -c11- >line; cat line; PATH=$(dirname $T):$PATH sh line && "
 #define WRITTEN(name, text) "printf '" text "' >" name "; $T train " name
 static const words_row mistakes[] = {
     /* keys */
@@ -211,7 +214,27 @@ static const words_row mistakes[] = {
     {RUN_IT "--memory.device gpu", 2, {"must be \"cpu\", \"cpu-arena\", \"cuda\" or \"cuda:N\", not \"gpu\""}, NULL, 1},
     {RUN_IT "--host_budget lots", 2, {"must be a size (bytes, or like \"3GiB\")"}, NULL, 1},
     {RUN_IT "--host_budget 1000TB", 2, {"is more than there is", "give less, or leave it out"}, NULL, 1},
-    {RUN_IT "--host_budget 1MiB", 2, {"is too small: this job needs at least", "raise it (--host-budget "}, NULL, 1},
+    {RUN_IT "--host_budget 1MiB",
+     2,
+     {"is too small: this job needs at least", "raise it (--host-budget ", "; to paste: tidemill train --model "},
+     "--host_budget 1MiB --",
+     1},
+    /* the line that is to be pasted does it: another value in place of what was said, the rest as it was */
+    {PASTED("$T train --model $M --dataset $D --max_steps 1 --quiet --set memory.host_budget=1MiB --output_dir \"it's "
+            "o\"") "ls",
+     0,
+     {"it's o"}},
+    {PASTED("$T generate --model $M --prompt a --max-new-tokens 1 --json --host-budget=1MiB") "ls",
+     0,
+     {"generate --model ", "--host-budget ", "finish_reason"}},
+    {"echo '{\"model\": \"'$M'\", \"data\": {\"train\": \"'$D'\"}, \"output_dir\": \"o\", \"max_steps\": 1, "
+     "\"memory\": "
+     "{\"host_budget\": \"2MiB\"}}' >c.json; " PASTED("$T train c.json --quiet") "ls",
+     0,
+     {"tidemill train c.json --quiet --memory.host_budget ", "MiB", "o\n"}},
+    {PASTED("$T plan --model $M --dataset $D --max_steps 1 --host_budget 1MiB --no-measure") "true",
+     0,
+     {"tidemill plan --model ", "a step"}},
     {RUN_IT "--save_strategy sometimes", 2, {"must be one of steps, no, epoch, best"}, NULL, 1},
     /* what contradicts, and what is not here */
     {RUN_IT "--bf16 --fp16", 2, {"bf16", "does not match fp16", "give each setting once"}, NULL, 1},

@@ -3,6 +3,7 @@
 #include "tests/support/skip.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -48,6 +49,24 @@ static bool file_says(const char *path, const char *text) {
     bool found = strstr(all, text) != NULL;
     free(all);
     return found;
+}
+
+/* A run that was killed after a checkpoint has left its page, and goes on bit for bit. */
+static void test_page_at_checkpoints(void **state) {
+    (void)state;
+    scene s = scene_open();
+    const char *env[] = {"TIDEMILL_FAULT=kill_before_export:2:kill:once", NULL};
+    run_result r =
+        run((run_opts){.env = env}, "train", s.config, "--set", "save_steps=2", "--set", "commit_steps=1", NULL);
+    assert_int_equal(r.status, 128 + SIGKILL);
+    run_free(&r);
+    assert_true(file_says(run_path(s.output, "report.html"), "2 of 4"));
+    assert_true(file_says(run_path(s.output, "report.html"), "One step, as it was planned"));
+    r = run((run_opts){0}, "train", s.config, "--set", "save_steps=2", "--set", "commit_steps=1", NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    assert_true(file_says(run_path(s.output, "report.html"), "4 of 4"));
+    assert_true(file_says(run_path(s.output, "report.html"), "One step, as it was planned"));
 }
 
 /* Page, model card, HF Trainer's state, TensorBoard's folder; then `report` and `top` of the same run. A README.md of the
@@ -200,6 +219,7 @@ static void test_plan_is_what_train_does(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_reports, run_clean),
+        cmocka_unit_test_teardown(test_page_at_checkpoints, run_clean),
         cmocka_unit_test_teardown(test_checkpoints_and_state, run_clean),
         cmocka_unit_test_teardown(test_nothing_else_stays, run_clean),
         cmocka_unit_test_teardown(test_plan_is_what_train_does, run_clean),

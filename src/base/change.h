@@ -1,0 +1,13 @@
+/* change: beside a refusal, the one key of the configuration with which it would do.
+ * tm_change_advise comes right behind the tm_fail of the refusal. What it says belongs to the failure that is pending, by
+ * its text: a record that is set aside and set again (tm_error_set) has it still, another failure has none. Threads: one
+ * record each, as failures. */
+#ifndef TIDEMILL_BASE_CHANGE_H
+#define TIDEMILL_BASE_CHANGE_H
+
+#include "base/base.h"
+
+void tm_change_advise(const char *format, ...) TM_PRINTF(1, 2);
+const char *tm_change_advised(void); /* "KEY=VALUE" of the pending failure; "": none is known */
+
+#endif
