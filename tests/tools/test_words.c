@@ -25,6 +25,19 @@ static const words_row options[] = {
      {"\"objective\": \"simpo\""}},
     /* nothing is made */
     {"$T train " TINY "--max_steps 2 --output_dir o --dry-run && ls -A", 0, {"a step", "the run      2 steps"}, "o\n"},
+    /* a run's held-out prompts, by what it began with and what it made: an adapter, then all of the model */
+    {"$T train " TINY
+     "--tuner_type lora --split_dataset_ratio 0.1 --max_steps 2 --output_dir o && $T report o --answers && "
+     "grep -o '\"after\"' o/report_answers.json | wc -l && grep -o 'Held-out prompts' o/report.html && "
+     "tail -n1 o/log.jsonl | grep -c state_hash",
+     0,
+     {"3\n", "Held-out prompts", "1\n"}},
+    {"$T train " TINY
+     "--tuner_type full --split_dataset_ratio 0.1 --max_steps 2 --output_dir o && $T report o --answers && "
+     "grep -o '\"before\"' o/report_answers.json | wc -l",
+     0,
+     {"3\n"}},
+    {"$T train " TINY "--max_steps 1 --output_dir o && $T report o --answers", 2, {"has no held-out prompts"}, NULL, 1},
     {"$T train --model $M --dry-run",
      2,
      {"command line: \"data.train\" is missing; give it, for example --dataset"},
@@ -232,7 +245,7 @@ static const words_row mistakes[] = {
      "{\"host_budget\": \"2MiB\"}}' >c.json; " PASTED("$T train c.json --quiet") "ls",
      0,
      {"tidemill train c.json --quiet --memory.host_budget ", "MiB", "o\n"}},
-    {PASTED("$T plan --model $M --dataset $D --max_steps 1 --host_budget 1MiB --no-measure") "true",
+    {PASTED("$T plan --model $M --dataset $D --tuner_type lora --max_steps 1 --host_budget 1MiB --no-measure") "true",
      0,
      {"tidemill plan --model ", "a step"}},
     {RUN_IT "--save_strategy sometimes", 2, {"must be one of steps, no, epoch, best"}, NULL, 1},
