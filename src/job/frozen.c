@@ -158,10 +158,11 @@ static bool packing_of(const tm_job *job, uint32_t part, tm_packed *out) {
     return block && job->tiers.traits.in_place && tm_gemm_rows_alone();
 }
 
-/* What a file has is multiplied as it is: whole rows of a matrix, which products decode. */
+/* What a file has is multiplied as it is: whole rows of a matrix, which products decode. What ranks gather is decoded:
+ * the others have not what is beside the codes. */
 static bool lies_packed(const tm_job *job, uint32_t part, const tm_source_piece *p, uint64_t n) {
     part_state *s = &job->part[part];
-    bool may = tm_model_part_packs(job->model, part) && packing_of(job, part, &s->packed);
+    bool may = tm_model_part_packs(job->model, part) && !part_is_gathered(job, s) && packing_of(job, part, &s->packed);
     if (!may || p->elements != n || n != s->elements || p->first % s->packed.k || n % s->packed.k)
         s->packed = (tm_packed){.packing = TM_PACKED_NOT};
     return s->packed.packing != TM_PACKED_NOT;

@@ -263,12 +263,13 @@ tm_status tm_train_run(const tm_train_args *args) {
     if (rc != TM_OK && !started && session_undo_base(&t.s) != TM_OK) tm_log(TM_LOG_WARN, "%s", tm_error_get()->text);
     if (rc == TM_OK || started) session_keep_data(&t.s, rc != TM_OK);
     bool speaks = session_is_rank0(&t.s);
-    t.report.ended = speaks && rc == TM_OK && !t.from.done;
+    t.report.ended = speaks && rc == TM_OK && (!t.from.done || trainer_report_is_missing(&t));
     trainer_close(&t);
     if (no_copy) drop_copy(&t);
     if (t.report.ended) trainer_report_end(&t);
     if (args->ended)
-        snprintf(args->ended, TM_ENDED_PATH, "%s", t.report.ended && t.s.ranks.ranks <= 1 ? t.out.here : "");
+        snprintf(args->ended, TM_ENDED_PATH, "%s",
+                 t.report.ended && !t.from.done && t.s.ranks.ranks <= 1 ? t.out.here : "");
     trainer_report_free(&t);
     session_close_ranks(&t.s);
     if (rc != TM_OK && !speaks) tm_comm_let_speak();

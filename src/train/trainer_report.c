@@ -78,6 +78,13 @@ void trainer_report_checkpoint(trainer *t) {
     forgive(write_page(t->s.cfg->output_dir, POINTS, false), "report.html");
 }
 
+/* Whether a finished run was killed before its page and, last of all, its card were there. */
+bool trainer_report_is_missing(const trainer *t) {
+    char path[4200];
+    snprintf(path, sizeof path, "%s/README.md", t->out.here);
+    return !tm_path_exists(path);
+}
+
 void trainer_report_end(trainer *t) {
     forgive(write_page(t->out.here, 0, true), "report.html");
 }
@@ -160,7 +167,7 @@ static tm_status write_questions(const char *path, tm_dataset *ds) {
 
 void trainer_report_questions(trainer *t) {
     char path[4200];
-    if (!t->report.ended) return;
+    if (!t->report.ended || t->from.done) return;
     snprintf(path, sizeof path, "%s/" TM_REPORT_ANSWERS, t->out.here);
     forgive(t->s.eval ? write_questions(path, data_set(t->s.eval)) : tm_remove_tree(path), "held-out prompts");
 }

@@ -259,6 +259,7 @@ tm_status trainer_end_finished(trainer *t) {
     earlier e;
     TM_TRY(earlier_read(trainer_path(t, "run.json"), &e));
     tm_status rc = e.kept && !*t->from.copy ? TM_OK : remove_state(t, &e);
+    if (rc == TM_OK && session_is_rank0(&t->s)) rc = trainer_sweep(t); /* killed at its page, after its last word */
     if (rc == TM_OK && session_is_rank0(&t->s))
         tm_log(TM_LOG_INFO, "%s holds the finished run of this job, %" PRId64 " steps: nothing is left to do",
                t->s.cfg->output_dir, e.step);
