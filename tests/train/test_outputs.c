@@ -67,6 +67,12 @@ static void test_page_at_checkpoints(void **state) {
     run_free(&r);
     assert_true(file_says(run_path(s.output, "report.html"), "4 of 4"));
     assert_true(file_says(run_path(s.output, "report.html"), "One step, as it was planned"));
+    const char *whole = run_path(s.dir, "whole");
+    r = run((run_opts){0}, "train", s.config, "--set", run_format("output_dir=%s", whole), NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    train_log a = train_log_read(s.output), b = train_log_read(whole);
+    assert_string_equal(a.hash, b.hash);
 }
 
 /* Page, model card, HF Trainer's state, TensorBoard's folder; then `report` and `top` of the same run. A README.md of the
