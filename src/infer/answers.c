@@ -215,7 +215,7 @@ static tm_status leave_out(questions *all) {
     char why[200], a[32], b[32];
     snprintf(why, sizeof why,
              "Left out: answering would take %s by the plan, and at most 1%% of the run's time, %s, is taken for it. "
-             "`tidemill report --answers` does it in any case.",
+             "`tidemill report DIR --answers` does it in any case.",
              tm_format_left(ceil(all->out->predicted_seconds), a, sizeof a),
              tm_format_left(all->args->most_seconds, b, sizeof b));
     return write_file(all, why);
