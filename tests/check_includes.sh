@@ -42,7 +42,7 @@ report           io/file
 reference        planner session step job objective config data model comm kernels io/file
 train            report reference planner session step job objective config model data text/tokenizer text/chat format comm offload/plan offload/store offload/exec offload/machine offload/sim optim kernels device io io/file io/run train/resume adapter
 train/resume     train session step job objective config model data comm offload/plan offload/store optim io io/file io/run adapter
-infer            task reference planner comm session step job objective config model data text text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file io/run adapter
+infer            report task reference planner comm session step job objective config model data text text/tokenizer text/chat format offload/plan offload/exec offload/machine offload/sim optim kernels io io/file io/run adapter
 serve            infer session text text/tokenizer text/chat
 quantise         session config data text/tokenizer text/chat model format kernels io io/file
 tools            *

@@ -1,14 +1,15 @@
-/* A run's held-out prompts, answered by what it began with and by what it made. report_answers.json (report/report.h) has
+/* A run's held-out prompts, answered by what it began with and by what it made. TM_REPORT_ANSWERS has
  * the prompts, which training left there, and gets the answers. */
 #include "infer/engine.h"
 #include "infer/evaluate_internal.h"
 #include "io/file/file.h"
+#include "report/report.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { QUESTIONS = 3, MOST_TOKENS = 4096, MOST_OF_FILE = 4 << 20 };
+enum { MOST_TOKENS = 4096, MOST_OF_FILE = 4 << 20 };
 
 typedef struct question {
     tm_ids prompt, wanted;
@@ -22,10 +23,10 @@ typedef struct questions {
     tm_answers *out;
     evaluation e; /* of the run */
     char path[4200];
-    question q[QUESTIONS];
+    question q[TM_REPORT_QUESTIONS];
     uint32_t n;
     uint32_t tokens; /* of an answer */
-    tm_buf prompt[QUESTIONS], wanted[QUESTIONS];
+    tm_buf prompt[TM_REPORT_QUESTIONS], wanted[TM_REPORT_QUESTIONS];
 } questions;
 
 /* ---- the file ----------------------------------------------------------------------------------------------------- */
@@ -46,7 +47,7 @@ static tm_status take_file(questions *all, const tm_json *root) {
     bool sane = tokens && tokens->is_integer && tokens->integer > 0 && tokens->integer <= MOST_TOKENS;
     tm_status rc = sane ? TM_OK : TM_EINPUT;
     all->tokens = sane ? (uint32_t)tokens->integer : 0;
-    for (const tm_json *q = list ? list->child : NULL; q && rc == TM_OK && all->n < QUESTIONS; q = q->next) {
+    for (const tm_json *q = list ? list->child : NULL; q && rc == TM_OK && all->n < TM_REPORT_QUESTIONS; q = q->next) {
         question *one = &all->q[all->n++];
         rc = read_ids(tm_json_get(q, "prompt_ids"), &one->prompt);
         if (rc == TM_OK) rc = read_ids(tm_json_get(q, "wanted_ids"), &one->wanted);
@@ -56,7 +57,7 @@ static tm_status take_file(questions *all, const tm_json *root) {
 
 static tm_status read_file(questions *all) {
     tm_json_doc *doc;
-    snprintf(all->path, sizeof all->path, "%s/report_answers.json", all->args->run);
+    snprintf(all->path, sizeof all->path, "%s/" TM_REPORT_ANSWERS, all->args->run);
     if (!tm_path_exists(all->path)) return TM_OK; /* nothing was held out */
     TM_TRY(tm_json_load(&doc, all->path, MOST_OF_FILE, 0));
     tm_status rc = take_file(all, tm_json_root(doc));
@@ -147,7 +148,7 @@ static void take(void *ctx, const tm_token_event *t) {
 }
 
 static tm_status answer(questions *all, tm_engine *e, side which) {
-    listener l[QUESTIONS];
+    listener l[TM_REPORT_QUESTIONS];
     uint64_t number;
     bool busy = true;
     for (uint32_t i = 0; i < all->n; i++) {
@@ -242,7 +243,7 @@ tm_status tm_answers_run(const tm_answers_args *args, tm_answers *out) {
         rc = answer_all(&all);
         evaluate_close(&all.e);
     }
-    for (uint32_t i = 0; i < QUESTIONS; i++) {
+    for (uint32_t i = 0; i < TM_REPORT_QUESTIONS; i++) {
         tm_ids_free(&all.q[i].prompt);
         tm_ids_free(&all.q[i].wanted);
         tm_buf_free(&all.q[i].text[BEFORE]);

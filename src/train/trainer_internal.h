@@ -281,8 +281,8 @@ void trainer_report_line(trainer *t, const char *line, size_t n); /* it was appe
 void trainer_report_state(const trainer *t, const char *dir);     /* DIR/trainer_state.json */
 void trainer_report_checkpoint(trainer *t);                       /* report.html so far */
 void trainer_report_questions(trainer *t); /* the job is closed, the data are not: held-out prompts, to be answered */
-bool trainer_report_is_missing(const trainer *t);
-void trainer_report_end(trainer *t); /* all is closed: report.html, README.md */
+bool trainer_report_is_missing(const trainer *t); /* of a finished run: killed before page and card were there */
+void trainer_report_end(trainer *t);              /* all is closed: report.html, README.md */
 void trainer_report_free(trainer *t);
 
 /* trainer_scale.c: the loss scale of fp16. All return at once in other precisions. */
