@@ -11,8 +11,10 @@ typedef struct talk {
     screen s;
     pid_t pid;
     char out[1 << 16];
-    size_t n;
+    size_t n, seen; /* bytes that came, and those up to the end of what was last expected */
 } talk;
+
+enum { PATIENCE_S = 60, TICK_MS = 20 };
 
 /* With the terminal as stdin, stdout and stderr. */
 static void begin(talk *t, const char *const *arguments) {
@@ -28,19 +30,19 @@ static void begin(talk *t, const char *const *arguments) {
     _exit(127);
 }
 
-/* What comes until `text` does, 30 seconds at most. */
+/* Waits until `text` comes after what was expected before. */
 static void expect(talk *t, const char *text) {
-    size_t from = t->n;
-    for (int i = 0; i < 1500; i++) {
+    const char *at;
+    for (int i = 0; !(at = strstr(t->out + t->seen, text)); i++) {
         struct pollfd p = {.fd = t->s.master, .events = POLLIN};
-        if (poll(&p, 1, 20) <= 0) continue;
+        if (i == PATIENCE_S * 1000 / TICK_MS) fail_msg("no \"%s\" in: %s", text, t->out + t->seen);
+        if (poll(&p, 1, TICK_MS) <= 0) continue;
         ssize_t n = read(t->s.master, t->out + t->n, sizeof t->out - 1 - t->n);
-        if (n <= 0) break;
+        if (n <= 0) fail_msg("the terminal is closed; no \"%s\" in: %s", text, t->out + t->seen);
         t->n += (size_t)n;
         t->out[t->n] = 0;
-        if (strstr(t->out + from, text)) return;
     }
-    fail_msg("no \"%s\" in: %s", text, t->out + from);
+    t->seen = (size_t)(at - t->out) + strlen(text);
 }
 
 static void type(talk *t, const char *line) {
@@ -50,7 +52,13 @@ static void type(talk *t, const char *line) {
 
 static int end(talk *t) {
     int status;
-    assert_int_equal(waitpid(t->pid, &status, 0), t->pid);
+    for (int i = 0; waitpid(t->pid, &status, WNOHANG) != t->pid; i++) {
+        if (i == PATIENCE_S * 1000 / TICK_MS) {
+            (void)kill(t->pid, SIGKILL);
+            fail_msg("it does not end after: %s", t->out);
+        }
+        usleep(TICK_MS * 1000);
+    }
     close(t->s.master), close(t->s.slave);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
@@ -128,9 +136,10 @@ static void test_interrupted(void **state) {
     (void)kill(t.pid, SIGINT);
     expect(&t, "\n> ");
     type(&t, "/reset");
-    expect(&t, "> ");
+    expect(&t, "\n> ");
     type(&t, run_format("/save %s", file));
     expect(&t, "saved to");
+    expect(&t, "\n> "); /* before it the terminal would take Ctrl-D for itself */
     (void)write(t.s.master, "\4", 1);
     assert_int_equal(end(&t), 0);
     size_t len;
