@@ -279,10 +279,10 @@ static void attention_formula(const attention_case *c, const uint8_t *mask, cons
         if (sees(c, mask, b, i, j)) top = fmax(top, s[j]);
     }
     memset(o, 0, d * sizeof *o);
-    for (size_t j = 0; j <= i; j++) sum += sees(c, mask, b, i, j) ? exp(s[j] - top) : 0;
+    for (size_t j = 0; j <= i; j++) sum += s[j] = sees(c, mask, b, i, j) ? exp(s[j] - top) : 0;
     for (size_t j = 0; j <= i; j++) {
         const double *v = qkv + (b * c->seq + j) * w + (c->heads + c->kv_heads + kv) * d;
-        for (size_t e = 0; sees(c, mask, b, i, j) && e < d; e++) o[e] += exp(s[j] - top) / sum * v[e];
+        for (size_t e = 0; s[j] > 0 && e < d; e++) o[e] += s[j] / sum * v[e];
     }
     free(s);
 }

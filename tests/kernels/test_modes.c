@@ -414,8 +414,9 @@ static void attention_formula(const attention_case *c, const double *q, key_rows
         if (x.mask && !x.mask[j]) continue;
         for (size_t e = 0; e < d; e++) score += scale * q[e] * k[e];
         if (c->cap != 0) score = c->cap * tanh(score / c->cap);
-        sum += exp(score);
-        for (size_t e = 0; e < d; e++) o[e] += exp(score) * v[e];
+        score = exp(score);
+        sum += score;
+        for (size_t e = 0; e < d; e++) o[e] += score * v[e];
     }
     for (size_t e = 0; e < d; e++) o[e] = sum > 0 ? o[e] / sum : 0;
 }
