@@ -20,21 +20,27 @@ ${lines}    0};
 ")
 endfunction()
 
-# tm_templates(FOLDER OUT): each NAME.json, for `tidemill new`: its name, its lines, NULL; NULL behind the last.
+# tm_templates(FOLDER OUT NAME...): each NAME.json in this order, as the table of tools/methods.h. All that lie there are named.
 function(tm_templates folder out)
-  file(GLOB files CONFIGURE_DEPENDS ${folder}/*.json)
-  set(all "")
-  foreach(file ${files})
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
-    get_filename_component(name ${file} NAME_WE)
-    file(READ ${file} text)
+  file(GLOB there CONFIGURE_DEPENDS RELATIVE ${folder} ${folder}/*.json)
+  set(texts "")
+  set(rows "")
+  foreach(name ${ARGN})
+    list(REMOVE_ITEM there ${name}.json)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${folder}/${name}.json)
+    file(READ ${folder}/${name}.json text)
     string(REGEX REPLACE "\n$" "" text "${text}")
     tm_c_lines("${text}" lines)
-    string(APPEND all "    \"${name}\",\n${lines}    0,\n")
+    string(APPEND texts "static const char *const ${name}_lines[] = {\n${lines}    0};\n")
+    string(APPEND rows "    {\"${name}\", ${name}_lines},\n")
   endforeach()
+  if(there)
+    message(FATAL_ERROR "${folder}: ${there} is in no list of templates; name it where tm_templates is called")
+  endif()
   file(GENERATE OUTPUT ${out} CONTENT "/* Made of examples/templates. */
-extern const char *const tm_template_lines[];
-const char *const tm_template_lines[] = {
-${all}    0};
+#include \"tools/methods.h\"
+${texts}const tm_method tm_methods[] = {
+${rows}};
+const size_t tm_method_count = TM_COUNT(tm_methods);
 ")
 endfunction()

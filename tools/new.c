@@ -9,9 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* examples/templates (cmake/embed.cmake): a name, its lines, NULL; NULL behind the last. */
-extern const char *const tm_template_lines[];
-
 typedef struct answers {
     const char *model, *data, *method, *where, *output;
     uint64_t budget; /* 0: the planner's choice */
@@ -19,31 +16,19 @@ typedef struct answers {
 
 /* ---- templates ----------------------------------------------------------------------------------------------------- */
 
-static const char *const *next_template(const char *const *at) {
-    while (*at) at++;
-    return at + 1;
-}
-
-/* Its lines, or NULL. */
-static const char *const *find_template(const char *name) {
-    for (const char *const *at = tm_template_lines; *at; at = next_template(at))
-        if (!strcmp(*at, name)) return at + 1;
-    return NULL;
+static const tm_method *find_template(const char *name) {
+    return tm_method_find(name, strlen(name));
 }
 
 static int list_templates(void) {
-    for (const char *const *at = tm_template_lines; *at; at = next_template(at))
-        printf("  %-9s %s\n", at[0], at[1] + strlen("// "));
+    for (size_t i = 0; i < tm_method_count; i++)
+        printf("  %-9s %s\n", tm_methods[i].name, tm_methods[i].line[0] + strlen("// "));
     printf("\ntidemill new --model DIR --data FILE --method NAME writes one, with a budget for this machine\n");
     return TM_EXIT_DONE;
 }
 
 static int unknown_template(const char *name) {
-    const char *names[32], *near;
-    size_t n = 0;
-    for (const char *const *at = tm_template_lines; *at && n < TM_COUNT(names); at = next_template(at))
-        names[n++] = *at;
-    near = tm_cli_suggest(name, names, n, sizeof *names);
+    const char *near = tm_cli_suggest(name, tm_methods, tm_method_count, sizeof *tm_methods);
     if (near) return tm_cli_wrong("new", "unknown method '%s'; did you mean '%s'?", name, near);
     return tm_cli_wrong("new", "unknown method '%s'; --list has them", name);
 }
@@ -84,6 +69,16 @@ static bool data_are_there(const char *data) {
     return there;
 }
 
+/* "method: full, lora, ..?" */
+static const char *ask_method(char line[LINE_BYTES]) {
+    char question[512] = "method:";
+    size_t n = strlen(question);
+    for (size_t i = 0; i < tm_method_count && n < sizeof question; i++)
+        n += (size_t)snprintf(question + n, sizeof question - n, " %s%s", tm_methods[i].name,
+                              i + 1 < tm_method_count ? "," : "?");
+    return ask(line, question, "lora");
+}
+
 /* What no option said, as often as it takes. False: the input ended. */
 static bool ask_all(answers *a) {
     static char model[LINE_BYTES], data[LINE_BYTES], method[LINE_BYTES], where[LINE_BYTES];
@@ -98,8 +93,7 @@ static bool ask_all(answers *a) {
         else if (!data_are_there(a->data))
             a->data = NULL;
     while (!a->method)
-        if (!(a->method =
-                  ask(method, "method: full, lora, dora, qlora, dpo, simpo, orpo, kto, pretrain, ranks, gpu?", "lora")))
+        if (!(a->method = ask_method(method)))
             return false;
         else if (!is_template(a->method))
             a->method = NULL;
@@ -144,7 +138,7 @@ static tm_status make_text(const answers *a, uint64_t budget, const char *notes,
                                   {"output_dir", a->where},
                                   {"train", a->data},
                                   {"host_budget", tm_table_size(budget, size)}};
-    for (const char *const *line = find_template(a->method); *line; line++) {
+    for (const char *const *line = find_template(a->method)->line; *line; line++) {
         bool done = false;
         if (!strcmp(*line, "{")) TM_TRY(tm_buf_printf(out, "%s", notes));
         for (size_t i = 0; i < TM_COUNT(put) && !done; i++) TM_TRY(put_line(out, *line, put[i][0], put[i][1], &done));
@@ -169,7 +163,7 @@ static tm_status choose(const answers *a, const char *draft, tm_table_row *row, 
     tm_plan_args args = {.train = {.config = draft, .quiet = true, .dry_run = true}};
     *row = (tm_table_row){.method = NULL};
     if (!a->budget) {
-        TM_TRY(tm_table_fill(&args, tm_table_memory(&args), row));
+        TM_TRY(tm_table_fill(&args, tm_table_memory(&args, true), row));
         if (!row->n) return tm_fail(TM_EINPUT, "%s", row->why);
         *cell = row->cell[tm_table_best(row)];
         return TM_OK;

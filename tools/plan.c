@@ -406,7 +406,7 @@ int tm_cmd_plan(int argc, char **argv) {
     tm_stop_catch();
     bool table = method || chart ||
                  (!config && !json && !advise && !a.timeline && !a.trace && !a.save_hardware &&
-                  !tm_plan_says_method(set, sets.count));
+                  !tm_method_is_said(set, sets.count));
     if (table && (advise || a.timeline || a.trace || a.save_hardware))
         return tm_cli_wrong("plan", "--method and --chart are of a table of plans; --advise, --timeline, --trace and "
                                     "--save-hardware are not");

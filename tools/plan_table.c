@@ -19,32 +19,21 @@ const char *tm_table_size(uint64_t bytes, char buf[TM_TABLE_SIZE_BYTES]) {
     return buf;
 }
 
-bool tm_plan_says_method(const char *const *set, size_t n) {
-    static const char *const keys[] = {"tuner_type", "train_type",   "finetuning_type", "adapter", "lora_",
-                                       "objective",  "rlhf_type",    "stage",           "freeze_", "quant",
-                                       "use_peft",   "load_in_4bit", "use_dora",        "rl="};
-    for (size_t i = 0; i < n; i++) {
-        const char *at = set[i] + (strncmp(set[i], "--", 2) ? 0 : 2);
-        for (size_t k = 0; k < TM_COUNT(keys); k++)
-            if (!strncmp(at, keys[k], strlen(keys[k]))) return true;
-    }
-    return false;
-}
-
 /* ---- planning ---------------------------------------------------------------------------------------------------- */
 
 typedef struct asking {
     const tm_plan_args *args;
+    tm_method_settings method;
     const char *set[300];
     size_t n;
 } asking;
 
 /* The method's settings, then the user's, then the budget: what comes later counts. */
-static tm_status ask(asking *a, const tm_method *m, uint64_t budget, tm_plan_report *out) {
+static tm_status ask(asking *a, uint64_t budget, tm_plan_report *out) {
     char text[64];
     tm_plan_args args = *a->args;
     a->n = 0;
-    for (size_t i = 0; m && i < TM_METHOD_SETTINGS && m->set[i]; i++) a->set[a->n++] = m->set[i];
+    for (size_t i = 0; i < a->method.n; i++) a->set[a->n++] = a->method.set[i].data;
     for (size_t i = 0; i < args.train.n_set && a->n + 1 < TM_COUNT(a->set); i++) a->set[a->n++] = args.train.set[i];
     snprintf(text, sizeof text, "memory.host_budget=%" PRIu64, budget);
     a->set[a->n++] = text;
@@ -73,7 +62,7 @@ static uint64_t next_budget(uint64_t bytes) {
 /* From the least upwards, until a budget is more than the step has use for, or than there is. */
 static tm_status fill_row(asking *a, uint64_t memory, tm_table_row *row) {
     tm_plan_report r;
-    tm_status rc = ask(a, row->method, 1, &r);
+    tm_status rc = ask(a, 1, &r);
     if (rc == TM_OK) rc = TM_EBUDGET; /* cannot be: a byte is no budget */
     if (rc != TM_EBUDGET || !r.minimum_host_bytes) {
         if (rc != TM_EINPUT && rc != TM_EUNSUPPORTED && rc != TM_EBUDGET) return rc;
@@ -87,7 +76,7 @@ static tm_status fill_row(asking *a, uint64_t memory, tm_table_row *row) {
     row->learning = r.learning;
     for (uint64_t budget = row->least; row->n < TM_TABLE_BUDGETS; budget = next_budget(budget)) {
         if (row->n > 0 && budget > memory) return TM_OK;
-        rc = ask(a, row->method, budget, &r);
+        rc = ask(a, budget, &r);
         if (rc == TM_EBUDGET) {
             snprintf(row->why, sizeof row->why, "%s", tm_error_get()->text);
             tm_error_clear();
@@ -104,17 +93,32 @@ static tm_status fill_row(asking *a, uint64_t memory, tm_table_row *row) {
 tm_status tm_table_fill(const tm_plan_args *args, uint64_t memory, tm_table_row *row) {
     static asking a;
     a = (asking){.args = args};
-    return fill_row(&a, memory, row);
+    tm_status rc = row->method ? tm_method_read(row->method, &a.method) : TM_OK;
+    if (rc == TM_OK) rc = fill_row(&a, memory, row);
+    tm_method_free(&a.method);
+    return rc;
 }
 
-uint64_t tm_table_memory(const tm_plan_args *args) {
-    return args->hardware ? UINT64_MAX : tm_mem_available_bytes() / 5 * 4;
+uint64_t tm_table_memory(const tm_plan_args *args, bool now) {
+    if (args->hardware) return UINT64_MAX;
+    uint64_t all = tm_mem_total_bytes(), free_bytes = tm_mem_available_bytes();
+    return (now || all == UINT64_MAX ? free_bytes : all) / 5 * 4;
+}
+
+static tm_status take_compared(tm_table *t) {
+    for (size_t i = 0; i < tm_method_count; i++) {
+        tm_method_settings s;
+        tm_status rc = tm_method_read(&tm_methods[i], &s);
+        if (rc == TM_OK && s.compared) t->row[t->n++].method = &tm_methods[i];
+        tm_method_free(&s);
+        TM_TRY(rc);
+    }
+    return TM_OK;
 }
 
 static int take_methods(tm_table *t, const char *names, bool as_said) {
     if (as_said) t->n = 1;
-    for (size_t i = 0; !names && !as_said && i < tm_method_count; i++)
-        if (tm_methods[i].compared) t->row[t->n++].method = &tm_methods[i];
+    if (!names && !as_said && take_compared(t) != TM_OK) return tm_cmd_fail();
     for (const char *at = names; at && *at; at += strcspn(at, ","), at += *at == ',') {
         size_t n = strcspn(at, ",");
         const tm_method *m = tm_method_find(at, n);
@@ -151,11 +155,13 @@ unsigned tm_table_best(const tm_table_row *row) {
 }
 
 static void print_table(const tm_table *t, const char *model) {
-    char size[32];
+    char size[32], now[32];
     uint64_t parameters = 0;
     for (unsigned i = 0; i < t->n; i++) parameters = tm_max_u64(parameters, t->row[i].parameters);
     printf("%s: %.1f M parameters", model, (double)parameters * 1e-6);
-    if (t->memory != UINT64_MAX) printf("; this machine has %s to spare", tm_format_size(t->memory, size, sizeof size));
+    if (t->memory != UINT64_MAX)
+        printf("; this machine has %s for budgets, %s of it free now", tm_format_size(t->memory, size, sizeof size),
+               tm_format_size(tm_min_u64(t->memory, tm_mem_available_bytes()), now, sizeof now));
     printf("\n\n");
     printf("  %-9s %11s          %11s %11s %12s %12s %12s\n", "method", "memory", "s/step", "tokens/s", "disk",
            "read/step", "written/step");
@@ -189,17 +195,15 @@ static const char *data_of(const tm_plan_args *args) {
     return data && *data != '[' && *data != '{' ? data : "FILE";
 }
 
-/* The best of the first method that runs, to paste. */
+/* The first method that runs, to paste. Its budget `new` finds, for the template's batch. */
 static void print_next(const tm_table *t, const tm_plan_args *args) {
     unsigned i = 0;
     while (i < t->n && !t->row[i].n) i++;
     for (unsigned k = i; k < t->n; k++) /* the adapter, where it is among them: it fits most machines */
         if (t->row[k].n && t->row[k].method && !strcmp(t->row[k].method->name, "lora")) i = k;
     if (i == t->n || !t->row[i].method) return;
-    const tm_table_row *row = &t->row[i];
-    char size[TM_TABLE_SIZE_BYTES];
-    printf("next: tidemill new --model %s --data %s --method %s --budget %s\n", model_of(args), data_of(args),
-           row->method->name, tm_table_size(row->cell[tm_table_best(row)].budget, size));
+    printf("next: tidemill new --model %s --data %s --method %s\n", model_of(args), data_of(args),
+           t->row[i].method->name);
 }
 
 static tm_status print_table_json(const tm_table *t) {
@@ -238,8 +242,8 @@ static tm_status print_table_json(const tm_table *t) {
 int tm_plan_show_table(const tm_plan_args *args, const char *methods, const char *chart, bool json) {
     static tm_table t;
     bool any = false;
-    t = (tm_table){.memory = tm_table_memory(args)};
-    int rc = take_methods(&t, methods, !methods && tm_plan_says_method(args->train.set, args->train.n_set));
+    t = (tm_table){.memory = tm_table_memory(args, false)};
+    int rc = take_methods(&t, methods, !methods && tm_method_is_said(args->train.set, args->train.n_set));
     if (rc >= 0) return rc;
     for (unsigned i = 0; i < t.n; i++) {
         if (tm_table_fill(args, t.memory, &t.row[i]) != TM_OK) return tm_cmd_fail();

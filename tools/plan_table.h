@@ -22,7 +22,7 @@ typedef struct tm_table_row {
 typedef struct tm_table {
     tm_table_row row[TM_TABLE_METHODS];
     unsigned n;
-    uint64_t memory; /* of this machine, or of the hardware file's: what a budget may be */
+    uint64_t memory; /* what a budget may be */
 } tm_table;
 
 enum { TM_TABLE_SIZE_BYTES = 32 };
@@ -35,9 +35,8 @@ int tm_plan_show_table(const tm_plan_args *args, const char *methods, const char
 tm_status tm_table_fill(const tm_plan_args *args, uint64_t memory, tm_table_row *row) TM_MUST_USE;
 /* The cell with the least memory with which a step takes at most a tenth longer than the fastest. */
 unsigned tm_table_best(const tm_table_row *row);
-uint64_t tm_table_memory(const tm_plan_args *args); /* what a budget may be */
-/* What learns, or how, is said by these options. */
-bool tm_plan_says_method(const char *const *set, size_t n);
+/* What a budget may be: four fifths of the machine's memory, or of what is free now. */
+uint64_t tm_table_memory(const tm_plan_args *args, bool now);
 
 /* plan_chart.c: memory against seconds a step, both by powers. */
 void tm_chart_print(const tm_table *t);

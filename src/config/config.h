@@ -317,12 +317,16 @@ typedef enum tm_config_change {
     TM_CHANGE_ON_OTHER_RANKS /* free where the number of ranks is another: they divide the same batch otherwise */
 } tm_config_change;
 tm_config_change tm_config_change_of(const char *path); /* "data.seq_len" */
-bool tm_config_is_key(const char *path);                /* in either spelling; '-' is not '_' */
+bool tm_config_is_of_method(const char *path); /* it says what learns, or how: "lora_rank", "objective.beta", "rl" */
+bool tm_config_is_key(const char *path);       /* in either spelling; '-' is not '_' */
 /* A key as an option of a command: argv[*at] is "--key" or "--key=value". Words that stand apart are taken as far as the
  * key takes any (a list several, a switch none or one), and *at moves on to the last of them. '-' is '_' there, and of a
  * key in data, memory, objective, adapter or quantization the last name is enough. Appends "--key=value", which counts
  * as one of tm_config_opts.set. Not a key: *is_key is false. TM_EINPUT: its value is missing. */
 TM_MUST_USE tm_status tm_config_option(int argc, const char *const *argv, int *at, tm_buf *out, bool *is_key);
+/* "path#500", ms-swift's word for so many samples of a file: the bytes of the path. *samples: 0 where no number is said (or it is 0,
+ * which is none: the path is shorter than the text then). */
+size_t tm_config_data_path(const char *text, uint64_t *samples);
 /* What to do instead of giving such a key, where that is none; or NULL. */
 const char *tm_config_hint(const char *key);
 /* The key that was probably meant, or NULL. */

@@ -40,14 +40,19 @@ static tm_status take_path(cfg_state *s, const cfg_value *v, const tm_json *node
     return out->path ? TM_OK : TM_ENOMEM;
 }
 
-/* "path#500": ms-swift's word for so many samples. */
-static tm_status take_string(cfg_state *s, const cfg_value *v, const tm_json *node, tm_data_item *out) {
-    const char *mark = strrchr(node->text, '#');
+size_t tm_config_data_path(const char *text, uint64_t *samples) {
+    const char *mark = strrchr(text, '#');
     size_t digits = mark ? strspn(mark + 1, "0123456789") : 0;
-    bool counted = digits > 0 && digits < 16 && !mark[1 + digits] && mark > node->text;
-    if (counted) out->samples = strtoull(mark + 1, NULL, 10);
-    if (counted && !out->samples) cfg_wrong(s, v, "\"%s\": %.80s is no sample at all", v->spelled, node->text);
-    return take_path(s, v, node, counted ? (size_t)(mark - node->text) : node->len, out);
+    bool counted = digits > 0 && digits < 16 && !mark[1 + digits] && mark > text;
+    *samples = counted ? strtoull(mark + 1, NULL, 10) : 0;
+    return counted ? (size_t)(mark - text) : strlen(text);
+}
+
+static tm_status take_string(cfg_state *s, const cfg_value *v, const tm_json *node, tm_data_item *out) {
+    size_t len = tm_config_data_path(node->text, &out->samples);
+    if (len < strlen(node->text) && !out->samples)
+        cfg_wrong(s, v, "\"%s\": %.80s is no sample at all", v->spelled, node->text);
+    return take_path(s, v, node, len < strlen(node->text) ? len : node->len, out);
 }
 
 static void take_sample_by(cfg_state *s, const cfg_value *v, const tm_json *node, tm_data_item *out) {

@@ -85,6 +85,7 @@ struct schema_row {
     bool (*shown)(const tm_config *c, const schema_row *row);
     void (*write)(tm_json_writer *w, const tm_config *c, const schema_row *row); /* key and value; NULL: as they are */
     tm_config_change change;
+    bool method; /* it, or what is in it, says what learns, or how */
 };
 extern const schema_row schema_rows[];
 extern const size_t schema_row_count;

@@ -47,6 +47,17 @@ tm_config_change tm_config_change_of(const char *path) {
     return TM_CHANGE_NEVER;
 }
 
+bool tm_config_is_of_method(const char *path) {
+    char section[160];
+    const schema_row *row = schema_find(path);
+    if (row && row->alias_of) row = schema_find(row->alias_of);
+    if (row && row->method) return true;
+    if (row) path = row->path;
+    snprintf(section, sizeof section, "%.*s", (int)strcspn(path, "."), path);
+    row = schema_find(section);
+    return row && row->method;
+}
+
 size_t schema_index(const char *path) {
     const schema_row *row = schema_find(path);
     TM_ASSERT(row && !row->alias_of);

@@ -137,6 +137,10 @@ static const words_row helps[] = {
     {"$T --version --json", 0, {"\"version\": \"", "\"compiler\"", "\"reads\": [", "\"instruction sets\""}},
     {"$T --version --verbose", 2, {"unexpected argument '--verbose'; there is --json"}},
     {"TIDEMILL_MODULES=/nowhere $T doctor --fix", 0, {"# several ranks: ", "\nsudo apt-get install -y"}, "  ok"},
+    {"echo >libtidemill_mpi.so; TIDEMILL_MODULES=. $T doctor --fix",
+     0,
+     {"# several ranks: ", "\nsudo apt-get install -y openmpi-bin\n"},
+     "libopenmpi-dev"},
     {"cp $S/hardware/2x24gb.json there.json; $T plan --model $M --tuner_type full --hardware 2x24gb --no-measure",
      0,
      {"device "}},
@@ -162,6 +166,23 @@ static const words_row tables[] = {
      0,
      {"\"method\": \"full\"", "\"minimum_host_bytes\": ", "\"budgets\": [{"}},
     {"$T plan --model $M --seq_len 64 --tuner_type full --no-measure --json", 0, {"\"fits\": true"}},
+    {"$T plan --model $M --trainable_parameters model.norm --no-measure --json", 0, {"\"fits\": true"}},
+    /* each template of `new` is a method, and what of it is one is the template's own */
+    {"for m in $($T new --list | sed -n 's/^  \\([a-z]*\\) .*/\\1/p'); do h=; [ $m != gpu ] || h='--hardware 2x24gb'; "
+     "$T plan --model $M --seq_len 64 --method $m $h --no-measure --json | grep -c '\"refused\": null'; done | sort | "
+     "uniq -c",
+     0,
+     {"     11 1\n"}},
+    {"learns() { sed 's/.*\"learning_parameters\": \\([0-9]*\\).*/\\1/'; }; for m in full lora dora qlora; do "
+     "a=$($T plan --model $M --seq_len 64 --method $m --no-measure --json | learns); "
+     "b=$($T plan $S/examples/templates/$m.json --model $M --dataset $D --seq_len 64 --no-measure --json | learns); "
+     "[ \"$a\" = \"$b\" ] || echo \"$m: $a, $b\"; done; echo done",
+     0,
+     {"done"},
+     ": "},
+    {"$T plan --model $M --seq_len 64 --method lora --lora_rank 1 --no-measure --json | grep -c '\"refused\": null'",
+     0,
+     {"1\n"}},
     {"$T plan --model $M --method loar", 2, {"unknown method 'loar'; did you mean 'lora'?"}, NULL, 1},
     {"$T plan --model nowhere", 2, {"nowhere: there is no such model folder"}, NULL, 1},
     {"$T plan --model $M --method lora --advise", 2, {"--advise"}, NULL, 1},
@@ -170,15 +191,23 @@ static const words_row tables[] = {
 /* The least of the table is the least with which `train` starts, to the byte. */
 static void the_least_is_trains(void **state) {
     (void)state;
-    words_check(&(words_row){
-        "l=$($T plan --model $M --seq_len 64 --dataset $D --method lora --no-measure --json | sed "
-        "'s/.*\"minimum_host_bytes\": \\([0-9]*\\).*/\\1/'); "
-        "a=\"--model $M --dataset $D --seq_len 64 --tuner_type lora --max_steps 1 --quiet --output_dir o\"; "
-        "$T train $a --host_budget $l && $T train $a --resume never --host_budget $((l - 1))",
-        2,
-        {"is too small: this job needs at least"},
-        NULL,
-        1});
+    words_check(&(words_row){"l=$($T plan --model $M --seq_len 64 --dataset $D --method lora --no-measure --json | sed "
+                             "'s/.*\"minimum_host_bytes\": \\([0-9]*\\).*/\\1/'); "
+                             "a=\"--model $M --dataset $D --seq_len 64 --adapter.r 16 --adapter.lora_alpha 32 "
+                             "--adapter.lora_dropout 0.05 --max_steps 1 --quiet --output_dir o\"; "
+                             "$T train $a --host_budget $l && $T train $a --resume never --host_budget $((l - 1))",
+                             2,
+                             {"is too small: this job needs at least"},
+                             NULL,
+                             1});
+}
+
+/* What a budget may be is the machine's, not what others leave of it at the moment: a busy machine has the same table. */
+static void a_table_is_of_the_machine(void **state) {
+    (void)state;
+    char memory[64];
+    snprintf(memory, sizeof memory, "\"memory_bytes\": %llu,", (unsigned long long)(tm_mem_total_bytes() / 5 * 4));
+    words_check(&(words_row){"$T plan --model $M --seq_len 64 --method lora --no-measure --json", 0, {memory}});
 }
 
 static void tables_of_methods(void **state) {
@@ -331,11 +360,9 @@ static void options_of_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_of_keys),
-        cmocka_unit_test(usual_mistakes),
-        cmocka_unit_test(tables_of_methods),
-        cmocka_unit_test(the_least_is_trains),
-        cmocka_unit_test(help_where_it_is_looked_for),
+        cmocka_unit_test(options_of_keys),           cmocka_unit_test(usual_mistakes),
+        cmocka_unit_test(a_table_is_of_the_machine), cmocka_unit_test(tables_of_methods),
+        cmocka_unit_test(the_least_is_trains),       cmocka_unit_test(help_where_it_is_looked_for),
         cmocka_unit_test(models_of_a_hub),
     };
     words_begin();

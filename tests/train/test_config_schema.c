@@ -237,11 +237,82 @@ static void adapter_rows_are_keys(void **state) {
     tm_adapter_free(a);
 }
 
+/* Which keys say what learns, or how, written by hand: each name as people give it. */
+static void what_says_a_method(void **state) {
+    (void)state;
+    static const char *const yes[] = {"tuner_type",
+                                      "train_type",
+                                      "finetuning_type",
+                                      "adapter",
+                                      "adapter.r",
+                                      "adapter.rank_pattern.q_proj",
+                                      "adapters",
+                                      "adapter_name_or_path",
+                                      "lora_rank",
+                                      "lora_alpha",
+                                      "lora_target",
+                                      "lora_target_linear",
+                                      "lora_model_dir",
+                                      "target_modules",
+                                      "target_regex",
+                                      "modules_to_save",
+                                      "use_dora",
+                                      "use_rslora",
+                                      "use_peft",
+                                      "pissa_init",
+                                      "init_lora_weights",
+                                      "objective",
+                                      "objective.type",
+                                      "rlhf_type",
+                                      "stage",
+                                      "rl",
+                                      "beta",
+                                      "rpo_alpha",
+                                      "pref_loss",
+                                      "loss_type",
+                                      "ref_model",
+                                      "freeze_parameters",
+                                      "freeze_parameters_ratio",
+                                      "freeze_trainable_layers",
+                                      "trainable_parameters",
+                                      "trainable_parameters_regex",
+                                      "quantization",
+                                      "quantization.type",
+                                      "quant_bits",
+                                      "quantization_bit",
+                                      "load_in_4bit",
+                                      "bnb_4bit_quant_type"},
+                             *const no[] = {"model",
+                                            "data.train",
+                                            "learning_rate",
+                                            "data.seq_len",
+                                            "strategy",
+                                            "output_dir",
+                                            "precision",
+                                            "memory.device",
+                                            "max_steps",
+                                            "zero_stage",
+                                            "optim",
+                                            "deepspeed",
+                                            "nothing",
+                                            "zero_optimization.stage",
+                                            "",
+                                            "per_device_train_batch_size"};
+    for (size_t i = 0; i < TM_COUNT(yes); i++)
+        if (!tm_config_is_of_method(yes[i])) fail_msg("%s says no method", yes[i]);
+    for (size_t i = 0; i < TM_COUNT(no); i++)
+        if (tm_config_is_of_method(no[i])) fail_msg("%s says a method", no[i]);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_consistent),          cmocka_unit_test(defaults_fit),
-        cmocka_unit_test(synonyms_are_the_same_choice), cmocka_unit_test(enums_follow_the_table),
-        cmocka_unit_test(strategies_are_one_table),     cmocka_unit_test(resume_compares_the_same_keys),
-        cmocka_unit_test(fields_are_consistent),        cmocka_unit_test(adapter_rows_are_keys)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_are_consistent),
+                                       cmocka_unit_test(defaults_fit),
+                                       cmocka_unit_test(synonyms_are_the_same_choice),
+                                       cmocka_unit_test(enums_follow_the_table),
+                                       cmocka_unit_test(strategies_are_one_table),
+                                       cmocka_unit_test(resume_compares_the_same_keys),
+                                       cmocka_unit_test(fields_are_consistent),
+                                       cmocka_unit_test(adapter_rows_are_keys),
+                                       cmocka_unit_test(what_says_a_method)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
