@@ -212,13 +212,15 @@ static void check_libraries(report *r) {
 
 /* What a launcher would find: the module, and MPI behind it. */
 static void check_ranks(report *r) {
-    char text[128];
+    char text[128], module[TM_MODULE_PATH];
     if (tm_comm_available(text, sizeof text) == TM_OK) {
         doctor_add(r, "several ranks", GOOD, NULL, "%s", text);
         return;
     }
     doctor_add(r, "several ranks", WARN, "needed for jobs under mpirun or srun only", "%s", tm_error_get()->text);
-    doctor_fix(r, "sudo apt-get install -y libopenmpi-dev openmpi-bin   # and build again: cmake --build build");
+    doctor_fix(r, tm_module_find("mpi", module)
+                      ? "sudo apt-get install -y openmpi-bin"
+                      : "sudo apt-get install -y libopenmpi-dev openmpi-bin   # and build again: cmake --build build");
     tm_error_clear();
 }
 

@@ -16,7 +16,12 @@ static tm_status load(void) {
     if (!tm_module_find("mpi", path))
         return tm_fail(TM_EUNSUPPORTED, "this build is for one rank (there is no %s): " TO_DO, path);
     void *module = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    if (!module) return tm_fail(TM_EUNSUPPORTED, "MPI cannot be loaded: %s; " TO_DO, dlerror());
+    if (!module)
+        return tm_fail(
+            TM_EUNSUPPORTED,
+            "MPI cannot be loaded: %s; install it (Debian: apt-get install openmpi-bin), or build again with "
+            "this machine's own",
+            dlerror());
     const comm_mpi_table *table = dlsym(module, COMM_MPI_SYMBOL);
     if (!table) return tm_fail(TM_EUNSUPPORTED, "%s is no module of ranks; build or install tidemill again", path);
     if (table->version != COMM_MPI_VERSION || table->bytes != sizeof *table)

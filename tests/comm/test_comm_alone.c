@@ -205,7 +205,10 @@ static void no_module(void **state) {
     } rows[] = {{"/nowhere", "this build is for one rank (there is no /nowhere/libtidemill_mpi.so): install MPI's "
                              "headers (tools/deps.sh ranks) and build again"},
                 {"tests/ranks_version", "is of another version of tidemill"},
-                {"tests/ranks_symbol", "is no module of ranks"}};
+                {"tests/ranks_symbol", "is no module of ranks"},
+                {"tests/ranks_library",
+                 "MPI cannot be loaded: libranks_absent.so: cannot open shared object file: No such "
+                 "file or directory; install it (Debian: apt-get install openmpi-bin)"}};
     char said[64];
     setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
     for (unsigned i = 0; i < 2 * TM_COUNT(rows); i++) {
