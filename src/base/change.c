@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CHANGE_BYTES = 96 };
-static _Thread_local char change[CHANGE_BYTES];
+static _Thread_local char change[TM_CHANGE_BYTES];
 static _Thread_local uint64_t of; /* the failure's text */
 
 static uint64_t hash_of_failure(void) {

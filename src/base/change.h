@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 
+enum { TM_CHANGE_BYTES = 96 }; /* with its end */
 void tm_change_advise(const char *format, ...) TM_PRINTF(1, 2);
 const char *tm_change_advised(void); /* "KEY=VALUE" of the pending failure; "": none is known */
 

@@ -1,4 +1,5 @@
 /* The calls that block: operations that are submitted and waited for, and agreements made of them. */
+#include "base/change.h"
 #include "comm/remote_internal.h"
 
 #include <stdio.h>
@@ -62,11 +63,17 @@ static tm_status everyones(tm_comm *c, uint64_t mine) {
     return tm_comm_run(c, &op);
 }
 
-static tm_status spread_error(tm_comm *c, uint32_t root, tm_error *error) {
+/* A rank's failure, and what it advises. */
+typedef struct comm_failure {
+    tm_error error;
+    char change[TM_CHANGE_BYTES];
+} comm_failure;
+
+static tm_status spread_failure(tm_comm *c, uint32_t root, comm_failure *failure) {
     tm_comm_op op = {.code = TM_COMM_BROADCAST,
                      .type = TM_COMM_BYTE,
-                     .recv = error,
-                     .count = sizeof *error,
+                     .recv = failure,
+                     .count = sizeof *failure,
                      .peer = root,
                      .uncounted = true};
     return tm_comm_run(c, &op);
@@ -74,18 +81,21 @@ static tm_status spread_error(tm_comm *c, uint32_t root, tm_error *error) {
 
 tm_status tm_comm_agree(tm_comm *c, tm_status mine) {
     if (c->size == 1 || c->imagined) return mine;
-    tm_error error = *tm_error_get(), named;
-    error.code = mine;
+    comm_failure failure = {.error = *tm_error_get()};
+    snprintf(failure.change, sizeof failure.change, "%s", tm_change_advised());
+    failure.error.code = mine;
     tm_error_clear();
     TM_TRY(everyones(c, (uint64_t)mine));
     uint32_t first = 0;
     while (first < c->size && c->scratch[first] == TM_OK) first++;
     if (first == c->size) return TM_OK;
-    TM_TRY(spread_error(c, first, &error));
+    TM_TRY(spread_failure(c, first, &failure));
     comm_be_quiet(c->rank != 0);
-    named = error;
-    snprintf(named.text, sizeof named.text, "rank %u: %.*s", first, (int)sizeof named.text - 32, error.text);
+    tm_error named = failure.error;
+    snprintf(named.text, sizeof named.text, "rank %u: %.*s", first, (int)sizeof named.text - 32, failure.error.text);
     tm_error_set(&named);
+    failure.change[sizeof failure.change - 1] = 0;
+    if (*failure.change) tm_change_advise("%s", failure.change);
     return named.code;
 }
 

@@ -134,7 +134,7 @@ static tm_status advise(const tm_engine *e, tm_status rc) {
     const tm_tier_args *t = &e->opts.tiers;
     if (rc != TM_EBUDGET || t->offload_path || t->device) return rc;
     tm_error why = *tm_error_get();
-    char change[96];
+    char change[TM_CHANGE_BYTES];
     snprintf(change, sizeof change, "%s", tm_change_advised());
     tm_error_clear();
     rc = tm_fail(rc, "%s; with --offload-path DIR the cache may lie in files there", why.text);

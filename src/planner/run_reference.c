@@ -23,7 +23,7 @@ static tm_status check_vocabulary(const session *s, const tm_job *job) {
 /* It is not the run's own step that has no room. */
 static tm_status name_it(tm_status rc) {
     tm_error e = *tm_error_get();
-    char change[96];
+    char change[TM_CHANGE_BYTES];
     if (rc != TM_EBUDGET) return rc;
     snprintf(change, sizeof change, "%s", tm_change_advised());
     tm_error_clear();

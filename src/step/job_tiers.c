@@ -1,8 +1,37 @@
 /* What a job's plans run on: files, slab, arena, the executor; and the state as it is before the first step. */
+#include "base/change.h"
+#include "comm/comm.h"
+#include "io/file/file.h"
 #include "kernels/kernels.h"
 #include "step/ops_internal.h"
 
 #include <malloc.h>
+#include <stdio.h>
+#include <string.h>
+
+/* One slot of each extent takes about half, and gives up restarts. `had`: free before anything was made; other ranks of the node
+ * may have taken theirs before that, and hold it still. */
+static bool one_slot_fits(const tm_job *job, const job_opts *opts, const char *path, uint64_t had) {
+    uint64_t ranks = job->ranks.comm ? tm_comm_node_size(job->ranks.comm) : 1;
+    uint64_t state = tm_store_state_bytes(job->layout, 1, opts->commits);
+    uint64_t spill = tm_store_spill_bytes(1, job->account.needs.spill, job->account.needs.spill_largest);
+    if (!opts->optimizer || opts->slots == 1 || opts->resume || opts->n_paths > 1) return false;
+    return (state + spill) * ranks <= tm_max_u64(had, tm_free_bytes(path));
+}
+
+/* Nothing was started: the user can mend it. */
+static tm_status refuse_full(bool one_slot) {
+    tm_error full = *tm_error_get();
+    size_t n = strlen(full.text);
+    full.code = TM_EINPUT;
+    if (one_slot)
+        snprintf(full.text + n, sizeof full.text - n,
+                 ", or keep one state in place of two, without restarts: --set memory.slots=1");
+    tm_error_clear();
+    tm_error_set(&full);
+    if (one_slot) tm_change_advise("memory.slots=1");
+    return TM_EINPUT;
+}
 
 static tm_status open_store(tm_job *job, const job_opts *opts) {
     bool paged = job->account.needs.spill > 0;
@@ -12,6 +41,8 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
     if (!paged && !opts->commits && !frozen) return TM_OK;
     /* only commits are written: any disk will do, even one in memory */
     bool at_home = opts->n_paths == 0 && opts->commits;
+    const char *path = opts->n_paths ? opts->paths[0] : opts->home;
+    uint64_t had = path ? tm_free_bytes(path) : 0;
     tm_status rc = tm_store_open(&job->tiers.store, job->layout,
                                  &(tm_store_opts){.paths = at_home ? &opts->home : opts->paths,
                                                   .n_paths = at_home ? 1 : opts->n_paths,
@@ -27,12 +58,7 @@ static tm_status open_store(tm_job *job, const job_opts *opts) {
                                                   .io = opts->io,
                                                   .spill_bytes = job->account.needs.spill,
                                                   .spill_largest = job->account.needs.spill_largest});
-    if (rc != TM_ENOSPC) return rc;
-    tm_error full = *tm_error_get(); /* nothing was started: the user can mend it */
-    full.code = TM_EINPUT;
-    tm_error_clear();
-    tm_error_set(&full);
-    return TM_EINPUT;
+    return rc == TM_ENOSPC ? refuse_full(path && one_slot_fits(job, opts, path, had)) : rc;
 }
 
 /* A device whose operations the CPU computes does so with a team of its own. */

@@ -114,7 +114,7 @@ static tm_status refuse_forced(trainer *t, const job_refusal *refusal) {
     unsigned forced =
         (t->s.cfg->memory.activations != TM_ACT_AUTO ? 1 : 0) | (t->s.cfg->memory.update != TM_UPDATE_AUTO ? 2 : 0);
     tm_error why = *tm_error_get();
-    char room[32], change[96];
+    char room[32], change[TM_CHANGE_BYTES];
     snprintf(change, sizeof change, "%s", tm_change_advised());
     if (refusal->limit == JOB_LIMIT_DEVICE || (t->s.comm && !t->s.agreed))
         return TM_EBUDGET; /* not of the host; not known to all */

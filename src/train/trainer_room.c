@@ -1,8 +1,10 @@
 /* Room for what a run gives away: known before the first step, as the state's is. */
+#include "base/change.h"
 #include "io/file/file.h"
 #include "train/trainer_internal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 /* checkpoint-N folders that are still to come. The best so far may be any evaluation. */
 static uint64_t folders_left(const trainer *t) {
@@ -19,14 +21,39 @@ static uint64_t folders_beside(const trainer *t, uint64_t left) {
     return tm_min_u64(left, there < most ? most - there : 1);
 }
 
-static tm_status refuse(const trainer *t, uint64_t want, uint64_t have, uint64_t folders, uint64_t model,
-                        uint64_t folder) {
-    char x[32], y[32], m[32], f[32];
-    return tm_fail(TM_EINPUT,
-                   "%s: %s free, this run writes %s there: a model of %s at its end and %" PRIu64
-                   " checkpoint folders of %s; make room, set save_total_limit or raise save_steps (0: no folders)",
-                   t->s.cfg->output_dir, tm_format_size(have, x, sizeof x), tm_format_size(want, y, sizeof y),
-                   tm_format_size(model, m, sizeof m), folders, tm_format_size(folder, f, sizeof f));
+/* What a run writes into OUTPUT_DIR: a model at its end, and folders before it that lie there beside each other. */
+typedef struct output_room {
+    uint64_t have, model, folder, folders;
+} output_room;
+
+/* The one key with which it fits: fewer folders that stay, or none; the most that does. False: none does. */
+static bool fewer(const trainer *t, const output_room *r, char *change, size_t cap) {
+    const tm_config *c = t->s.cfg;
+    uint64_t fit = r->have > r->model ? (r->have - r->model) / tm_max_u64(r->folder, 1) : 0;
+    bool by_words = !c->load_best_model_at_end && !c->saves_per_epoch; /* else they ask for folders, too */
+    if (r->model > r->have) return false;
+    if (fit > 1 && c->save_total_limit >= fit) /* one more lies there while it is written */
+        snprintf(change, cap, "save_total_limit=%" PRIu64, fit - 1);
+    else if (by_words)
+        snprintf(change, cap, "save_strategy=no");
+    else
+        return false;
+    return true;
+}
+
+static tm_status refuse(const trainer *t, const output_room *r) {
+    char x[32], y[32], m[32], f[32], change[64], advice[192] = "make room, or give another output_dir";
+    bool change_fits = fewer(t, r, change, sizeof change);
+    if (change_fits)
+        snprintf(advice, sizeof advice, "make room, give another output_dir, or keep fewer folders: --set %s", change);
+    tm_status rc = tm_fail(
+        TM_EINPUT,
+        "%s: %s free, this run writes %s there: a model of %s at its end and %" PRIu64 " checkpoint folders of %s; %s",
+        t->s.cfg->output_dir, tm_format_size(r->have, x, sizeof x),
+        tm_format_size(r->model + r->folders * r->folder, y, sizeof y), tm_format_size(r->model, m, sizeof m),
+        r->folders, tm_format_size(r->folder, f, sizeof f), advice);
+    if (change_fits) tm_change_advise("%s", change);
+    return rc;
 }
 
 /* All files of a model are open while it is written. */
@@ -49,7 +76,8 @@ tm_status trainer_check_room(const trainer *t) {
     uint64_t folder = model + (t->s.cfg->save_state ? ranks * tm_store_state_bytes(t->job->layout, 1, true) : 0);
     uint64_t folders = folders_beside(t, folders_left(t)), needed = folders;
     if (t->s.cfg->save_total_limit == 0 && needed > 1) needed = 1;
-    if (model + needed * folder > have) return refuse(t, model + needed * folder, have, needed, model, folder);
+    if (model + needed * folder > have)
+        return refuse(t, &(output_room){.have = have, .model = model, .folder = folder, .folders = needed});
     if (folders > (have - model) / tm_max_u64(folder, 1)) {
         char f[32], x[32];
         tm_log(TM_LOG_WARN,
