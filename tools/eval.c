@@ -164,8 +164,10 @@ int tm_cmd_eval(int argc, char **argv) {
     tm_eval_args a = {0};
     const tm_opt opts[] = {
         TM_OPTION("model", TM_OPT_STRING, &a.model, "DIR", "model folder, .gguf file or an adapter's folder"),
-        TM_OPTION("data", TM_OPT_LIST, &files, "FILE",
-                  "JSONL, JSON, CSV, text (each also .gz, .zst), or .safetensors rows of ids; may be repeated"),
+        TM_OPTION(
+            "data", TM_OPT_LIST, &files, "FILE",
+            "JSONL, JSON, CSV, text (each also .gz, .zst; FILE#100: so many of its samples), or .safetensors rows of "
+            "ids; may be repeated"),
         TM_OPTION("task", TM_OPT_LIST, &tasks, "FILE",
                   "questions to answer: rows, or a TASK.json that says how they are put; may be repeated"),
         {"config", TM_OPT_STRING, &a.config, "FILE|DIR",

@@ -186,6 +186,7 @@ TM_MUST_USE tm_status tm_dataset_open_saved(tm_dataset **out, uint64_t size, uin
 TM_MUST_USE tm_status tm_dataset_open_rows(tm_dataset **out, const tm_row_source *rows, const tm_dataset_opts *opts);
 void tm_dataset_close(tm_dataset *ds); /* NULL is fine */
 
+/* Of the files: lines, bad, dropped, no_labels. Of the samples that an epoch has, each once: truncated, split, identical. */
 typedef struct tm_dataset_counts {
     uint64_t lines;          /* records (lines that are not blank), or rows */
     uint64_t samples;        /* usable */

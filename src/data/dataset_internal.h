@@ -247,6 +247,16 @@ uint64_t data_row_at(const tm_dataset *ds, uint64_t epoch, uint64_t place, uint3
 
 /* ---- dataset_scan.c ---------------------------------------------------------------------------------------------- */
 
+/* What was counted of a sample's record: where an epoch has some of the samples, that of those counts. The first of a record has it. */
+typedef struct data_mark {
+    uint8_t truncated, split, identical;
+} data_mark;
+typedef struct data_marks {
+    data_mark *of; /* [n] by sample; later ones have none */
+    size_t n, cap;
+    bool wanted;
+} data_marks;
+
 typedef struct data_scan {
     tm_dataset *ds;
     const tm_dataset_opts *opts;
@@ -260,6 +270,7 @@ typedef struct data_scan {
     tm_ids text; /* concatenated, which is no row yet, and what of it is learned */
     tm_buf text_learn;
     char first_reason[400], first_place[300];
+    data_marks marks;
 } data_scan;
 /* A sample of n tokens: counted where it is over seq_len; false: drop it. */
 tm_status data_fit(data_scan *s, uint64_t number, size_t n, bool *keep);
@@ -296,7 +307,9 @@ tm_status data_cache_read(tm_dataset *ds, uint64_t size, uint64_t key);
 /* ---- dataset_select.c: which samples an epoch has ------------------------------------------------------------------ */
 
 /* end: [n_groups] samples that were scanned up to the end of each group. Counts are those of what is left. */
-tm_status data_select(tm_dataset *ds, const tm_data_files *files, const tm_dataset_opts *opts, const uint64_t *end);
+bool data_selects(const tm_data_files *files,
+                  const tm_dataset_opts *opts); /* not all samples, or some more than once */
+tm_status data_select(data_scan *s, const tm_data_files *files);
 
 /* ---- dataset_prefer.c: rows of a prompt and a completion --------------------------------------------------------- */
 

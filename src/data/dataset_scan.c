@@ -197,9 +197,23 @@ static tm_status take_record(data_scan *s, data_slot *r) {
     return store_sample(s, s->encoder->ids.id + from, s->encoder->learn.data + from, (uint32_t)n);
 }
 
+static tm_status mark(data_scan *s, const tm_dataset_counts *before) {
+    const tm_dataset_counts *after = &s->ds->counts;
+    data_marks *m = &s->marks;
+    if (!m->wanted || after->samples == before->samples) return TM_OK;
+    TM_TRY(tm_grow(&m->of, &m->cap, (size_t)after->samples, sizeof *m->of));
+    memset(m->of + m->n, 0, ((size_t)after->samples - m->n) * sizeof *m->of);
+    m->n = (size_t)after->samples;
+    m->of[before->samples] = (data_mark){.truncated = (uint8_t)(after->truncated - before->truncated),
+                                         .split = (uint8_t)(after->split - before->split),
+                                         .identical = (uint8_t)(after->identical - before->identical)};
+    return TM_OK;
+}
+
 static tm_status scan_record(data_scan *s, data_slot *r) {
     const tm_dataset_counts before = s->ds->counts, *after = &s->ds->counts;
     TM_TRY(take_record(s, r));
+    TM_TRY(mark(s, &before));
     if (!s->opts->notice) return TM_OK;
     if (after->truncated > before.truncated) notify(s, TM_DATA_TRUNCATED, r->number, "");
     if (after->dropped > before.dropped) notify(s, TM_DATA_DROPPED, r->number, "");
@@ -343,16 +357,17 @@ static tm_status open_groups(tm_dataset **out, const tm_data_files *files, const
     s.ds->shuffle = opts->shuffle;
     s.end = tm_calloc(files->n_groups, sizeof *s.end);
     if (!s.end) TM_GO(tm_nomem(files->n_groups * sizeof *s.end));
+    s.marks.wanted = data_selects(files, opts);
     TM_GO(data_ahead_open(&s.ahead, opts));
     TM_GO(scan_files(&s, files));
     if (!s.ds->counts.samples) TM_GO(nothing_usable(&s));
-    TM_GO(data_select(s.ds, files, opts, s.end));
+    TM_GO(data_select(&s, files));
     TM_GO(data_store_seal(&s.ds->store));
     TM_GO(complete(s.ds, opts));
 done:
     data_ahead_close(&s.ahead);
     tm_buf_free(&s.bits);
-    tm_free(s.end);
+    TM_FREE_ALL(s.end, s.marks.of);
     tm_ids_free(&s.text);
     tm_buf_free(&s.text_learn);
     if (rc != TM_OK) {

@@ -9,13 +9,14 @@ typedef struct selection {
     const tm_data_files *files;
     const tm_dataset_opts *opts;
     const uint64_t *end; /* [n_groups] samples scanned up to the end of each */
-    uint64_t *wanted;    /* [n_groups] by an epoch, held out ones included */
-    uint64_t *kept;      /* [n_groups] distinct samples */
-    uint64_t distinct;   /* of all groups, before any is held out; two of a record are one */
-    uint64_t held;       /* of them */
-    uint64_t chosen;     /* of them, so far */
-    bool took, is_held;  /* the sample before */
-    uint64_t out;        /* samples in the new index */
+    const data_marks *marks;
+    uint64_t *wanted;   /* [n_groups] by an epoch, held out ones included */
+    uint64_t *kept;     /* [n_groups] distinct samples */
+    uint64_t distinct;  /* of all groups, before any is held out; two of a record are one */
+    uint64_t held;      /* of them */
+    uint64_t chosen;    /* of them, so far */
+    bool took, is_held; /* the sample before */
+    uint64_t out;       /* samples in the new index */
 } selection;
 
 static uint64_t size_of(const selection *s, uint32_t g) {
@@ -83,6 +84,11 @@ static void keep(selection *s, uint64_t sample) {
         *data_store_at(store, s->out * each + r) = *data_store_get(store, sample * each + r);
     s->out++;
     s->ds->fingerprint = tm_hash64(&sample, sizeof sample, s->ds->fingerprint);
+    if (sample >= s->marks->n) return;
+    tm_dataset_counts *c = &s->ds->counts;
+    c->truncated += s->marks->of[sample].truncated;
+    c->split += s->marks->of[sample].split;
+    c->identical += s->marks->of[sample].identical;
 }
 
 static void thin(selection *s, uint32_t g) {
@@ -140,6 +146,7 @@ static tm_status apply(selection *s) {
     uint64_t first = 0;
     TM_TRY(count_held(s));
     TM_TRY(data_store_expand(&s->ds->store));
+    s->ds->counts.truncated = s->ds->counts.split = s->ds->counts.identical = 0;
     for (uint32_t g = 0; g < s->files->n_groups; g++) thin(s, g);
     data_store_truncate(&s->ds->store, s->out * s->ds->rows_each);
     for (uint32_t g = 0; g < s->files->n_groups && !s->opts->is_held_out; g++) {
@@ -159,8 +166,14 @@ static tm_status remember(const selection *s) {
     return TM_OK;
 }
 
-tm_status data_select(tm_dataset *ds, const tm_data_files *files, const tm_dataset_opts *opts, const uint64_t *end) {
-    selection s = {.ds = ds, .files = files, .opts = opts, .end = end};
+bool data_selects(const tm_data_files *files, const tm_dataset_opts *opts) {
+    for (uint32_t g = 0; g < files->n_groups; g++)
+        if (files->group[g].samples || files->group[g].weight != 1) return true;
+    return opts->held_out > 0;
+}
+
+tm_status data_select(data_scan *scan, const tm_data_files *files) {
+    selection s = {.ds = scan->ds, .files = files, .opts = scan->opts, .end = scan->end, .marks = &scan->marks};
     tm_status rc = TM_OK;
     s.wanted = tm_calloc(files->n_groups, sizeof *s.wanted);
     s.kept = tm_calloc(files->n_groups, sizeof *s.kept);

@@ -162,8 +162,10 @@ static tm_status answer_all(evaluation *e, questions *all, tm_eval_result *out) 
 tm_status evaluate_exact(evaluation *e, tm_eval_result *out) {
     questions all = {0};
     tm_status rc = TM_OK;
-    if (tm_objective_of(e->cfg.objective.type)->by_sample || e->cfg.data.eval_items.n != 1)
-        return tm_fail(TM_EINPUT, "exact match is of conversations, one file of JSON lines; leave --exact-match out");
+    const tm_data_items *files = &e->cfg.data.eval_items;
+    if (tm_objective_of(e->cfg.objective.type)->by_sample || files->n != 1 || files->item->samples)
+        return tm_fail(TM_EINPUT,
+                       "exact match is of conversations, one whole file of JSON lines; leave --exact-match out");
     if (!e->s.text.chat)
         return tm_fail(TM_EINPUT, "%s: exact match needs a chat template, which the model has not", e->cfg.model);
     rc = read_questions(e, &all);

@@ -18,6 +18,8 @@ typedef struct evaluation {
     tm_config *loaded;   /* as it was read */
     tm_config cfg;       /* as it is judged: its model and adapter are those that are judged */
     tm_data_item *item;  /* cfg.data.eval_items, where files were given */
+    char **path;         /* [n_paths] theirs */
+    size_t n_paths;
     tm_tier_args tiers;  /* where nothing was said, the configuration's */
     session s;           /* of cfg; s.eval is there, no training data */
     uint32_t vocabulary; /* of the model */

@@ -105,14 +105,26 @@ static void choose_reference(evaluation *e) {
             tm_objective_of(c->objective.type)->name, c->model);
 }
 
+/* As data.eval says it: "FILE", or "FILE#100" for so many of its samples. */
+static tm_status take_file(evaluation *e, const char *said, tm_data_item *out) {
+    const tm_config *c = &e->cfg;
+    *out = (tm_data_item){.weight = 1, .columns = c->data.columns, .sample_by = c->data.sample_by};
+    size_t len = tm_config_data_path(said, &out->samples);
+    if (said[len] && !out->samples) return tm_fail(TM_EINPUT, "--data %s: that is no sample at all", said);
+    char *path = tm_strdup(said);
+    if (!path) return tm_nomem(len + 1);
+    path[len] = 0;
+    out->path = e->path[e->n_paths++] = path;
+    return TM_OK;
+}
+
 static tm_status take_files(evaluation *e) {
     const tm_eval_args *a = e->args;
     tm_config *c = &e->cfg;
     e->item = tm_calloc(a->n_data, sizeof *e->item);
-    if (!e->item) return tm_nomem(a->n_data * sizeof *e->item);
-    for (size_t i = 0; i < a->n_data; i++)
-        e->item[i] =
-            (tm_data_item){.path = a->data[i], .weight = 1, .columns = c->data.columns, .sample_by = c->data.sample_by};
+    e->path = tm_calloc(a->n_data, sizeof *e->path);
+    if (!e->item || !e->path) return tm_nomem(a->n_data * sizeof *e->item);
+    for (size_t i = 0; i < a->n_data; i++) TM_TRY(take_file(e, a->data[i], &e->item[i]));
     c->data.eval = a->data[0];
     c->data.eval_items = (tm_data_items){e->item, (uint32_t)a->n_data};
     c->data.split = 0;
@@ -185,5 +197,6 @@ void evaluate_close(evaluation *e) {
     reference_free(&e->reference);
     e->s.cfg = e->loaded; /* with what it owns */
     session_close(&e->s);
-    TM_FREE_ALL(e->item, e->file);
+    for (size_t i = 0; i < e->n_paths; i++) tm_free(e->path[i]);
+    TM_FREE_ALL(e->item, e->path, e->file);
 }

@@ -393,6 +393,39 @@ static void test_unknown_columns(void **state) {
     }
 }
 
+/* Which rows were cut is said of the samples that an epoch has, each once, not of all of the file. */
+static void what_is_cut_is_counted_of_the_chosen(void **state) {
+    (void)state;
+    enum { LINES = 40, SEQ = 4, TAKEN = 12 };
+    static char text[LINES * 32];
+    size_t n = 0;
+    for (int i = 0; i < LINES; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "{\"text\":\"%s\"}\n", i % 3 ? "abcdefgh" : "ab");
+    static const struct {
+        uint64_t samples;
+        double weight, held_out;
+        bool is_held_out;
+        uint64_t want; /* samples */
+    } rows[] = {{TAKEN, 1, 0, false, TAKEN}, {0, 0.5, 0, false, LINES / 2}, {0, 1, 10, false, LINES - 10},
+                {0, 1, 10, true, 10},        {0, 1, 0, false, LINES},       {2 * LINES, 1, 0, false, 2 * LINES}};
+    for (size_t i = 0; i < TM_COUNT(rows); i++) {
+        world w = {.name = {"a.jsonl"}, .text = {text}, .n = 1};
+        tm_dataset *ds;
+        tm_dataset_opts o = {
+            .seq_len = SEQ, .held_out = rows[i].held_out, .is_held_out = rows[i].is_held_out, .seed = 7};
+        const tm_data_group group = {.n_files = 1, .samples = rows[i].samples, .weight = rows[i].weight};
+        assert_int_equal(open_all(&ds, &w, &group, 1, &o), TM_OK);
+        const tm_dataset_counts *c = tm_dataset_get_counts(ds);
+        assert_int_equal(c->samples, rows[i].want);
+        uint64_t cut = 0;
+        for (uint64_t row = 0; row < tm_min_u64(c->samples, LINES); row++) cut += tm_dataset_row_tokens(ds, row) == SEQ;
+        assert_true(cut > 0 && cut < c->samples);
+        assert_int_equal(c->truncated, cut);
+        assert_int_equal(c->lines, LINES);
+        tm_dataset_close(ds);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_files),
@@ -403,6 +436,7 @@ int main(void) {
         cmocka_unit_test(halves_of_a_pair_are_on_one_side),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_many),
+        cmocka_unit_test(what_is_cut_is_counted_of_the_chosen),
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_unknown_columns),
     };

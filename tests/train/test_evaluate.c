@@ -214,6 +214,22 @@ static void refused(const char *want, const char *const *arguments) {
     run_free(&r);
 }
 
+/* "FILE#3": so many of its samples, the same as data.eval has by that name. */
+static void test_some_samples(void **state) {
+    (void)state;
+    const char *config = run_path(run_dir(), "config.json");
+    run_write(config, "{\"model\": \"" TINY "\", \"precision\": \"fp32\", \"data\": {\"eval\": \"" CHATS "#3\"}}");
+    tm_json_doc *some = judged(SETS("--model", TINY, "--data", CHATS "#3")), *said = judged(SETS("--config", config));
+    const tm_json *a = tm_json_root(some), *b = tm_json_root(said);
+    assert_int_equal(tm_json_get(a, "samples")->integer, 3);
+    assert_int_equal(tm_json_get(b, "samples")->integer, 3);
+    assert_true(fabs(tm_json_get(a, "loss")->number - tm_json_get(b, "loss")->number) < 1e-9);
+    tm_json_free(some);
+    tm_json_free(said);
+    refused("--data " CHATS "#0: that is no sample at all", SETS("--model", TINY, "--data", CHATS "#0"));
+    refused("one whole file", SETS("--model", TINY, "--data", CHATS "#3", "--exact-match"));
+}
+
 static void test_refused(void **state) {
     (void)state;
     scene s = open_scene("\"type\": \"dpo\"", "");
@@ -235,10 +251,10 @@ static void test_refused(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_objectives, run_clean), cmocka_unit_test_teardown(test_reference, run_clean),
-        cmocka_unit_test_teardown(test_ranks, run_clean),      cmocka_unit_test_teardown(test_text, run_clean),
-        cmocka_unit_test_teardown(test_files, run_clean),      cmocka_unit_test_teardown(test_bytes, run_clean),
-        cmocka_unit_test_teardown(test_refused, run_clean),
+        cmocka_unit_test_teardown(test_objectives, run_clean),   cmocka_unit_test_teardown(test_reference, run_clean),
+        cmocka_unit_test_teardown(test_ranks, run_clean),        cmocka_unit_test_teardown(test_text, run_clean),
+        cmocka_unit_test_teardown(test_files, run_clean),        cmocka_unit_test_teardown(test_bytes, run_clean),
+        cmocka_unit_test_teardown(test_some_samples, run_clean), cmocka_unit_test_teardown(test_refused, run_clean),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("evaluate", tests, NULL, NULL);
