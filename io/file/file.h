@@ -77,6 +77,8 @@ uint64_t tm_io_file_stamp(const tm_io_file *f);
  * where append goes on, which starts at 0. The first failure is kept: commit then abandons and returns it. */
 typedef struct tm_out tm_out;
 TM_MUST_USE tm_status tm_out_create(tm_out **out, const char *path);
+/* With a buffer of so many bytes (4 KiB at least, 1 MiB at most): of what is small, where memory is scarce. */
+TM_MUST_USE tm_status tm_out_create_small(tm_out **out, const char *path, size_t buffer_bytes);
 /* What only this process is to read, for as long as it does (0600): never under PATH, beside which it lies. */
 TM_MUST_USE tm_status tm_out_create_scratch(tm_out **out, const char *path);
 /* What was written as a file to read, whose name goes. Frees o in any case. */

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BUFFER_BYTES = 1024 * 1024 };
+enum { BUFFER_BYTES = 1024 * 1024, LEAST_BUFFER_BYTES = 4096 };
 
 struct tm_out {
     io_live live; /* its path is the temporary file's */
@@ -45,7 +45,7 @@ const char *tm_out_target(const char *name) {
     return name[n + TEMP_DIGITS] == '-' ? name + n + TEMP_DIGITS + 1 : NULL;
 }
 
-static tm_status out_alloc(tm_out **out, const char *path) {
+static tm_status out_alloc(tm_out **out, const char *path, size_t buffer_bytes) {
     char dir[PATH_MAX];
     if (!io_dirname(path, dir, sizeof dir)) return tm_fail(TM_EINPUT, "%.80s...: path is too long", path);
     if (*io_basename(path) == 0 || tm_path_is_dir(path)) {
@@ -59,8 +59,8 @@ static tm_status out_alloc(tm_out **out, const char *path) {
                                  (unsigned long long)io_random64(), io_basename(path));
     o->temp = temp.data;
     o->path = tm_strdup(path);
-    o->writes = (io_write_buffer){.fd = -1, .path = o->path, .buffer = tm_malloc(BUFFER_BYTES), .cap = BUFFER_BYTES};
-    if (rc == TM_OK && (!o->path || !o->writes.buffer)) rc = tm_nomem(BUFFER_BYTES);
+    o->writes = (io_write_buffer){.fd = -1, .path = o->path, .buffer = tm_malloc(buffer_bytes), .cap = buffer_bytes};
+    if (rc == TM_OK && (!o->path || !o->writes.buffer)) rc = tm_nomem(buffer_bytes);
     if (rc == TM_OK && (o->dir_fd = io_sys_table->openat(AT_FDCWD, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0)) < 0) {
         rc = create_failed(path, errno);
     }
@@ -72,10 +72,10 @@ static tm_status out_alloc(tm_out **out, const char *path) {
     return TM_OK;
 }
 
-static tm_status create(tm_out **out, const char *path, mode_t mode) {
+static tm_status create(tm_out **out, const char *path, mode_t mode, size_t buffer_bytes) {
     *out = NULL;
     tm_out *o;
-    TM_TRY(out_alloc(&o, path));
+    TM_TRY(out_alloc(&o, path, buffer_bytes));
     int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     o->writes.fd = io_sys_table->openat(o->dir_fd, io_basename(o->temp), flags, mode);
     if (o->writes.fd < 0) {
@@ -90,11 +90,16 @@ static tm_status create(tm_out **out, const char *path, mode_t mode) {
 }
 
 tm_status tm_out_create(tm_out **out, const char *path) {
-    return create(out, path, 0644);
+    return create(out, path, 0644, BUFFER_BYTES);
+}
+
+tm_status tm_out_create_small(tm_out **out, const char *path, size_t buffer_bytes) {
+    buffer_bytes = buffer_bytes < BUFFER_BYTES ? buffer_bytes : BUFFER_BYTES;
+    return create(out, path, 0644, buffer_bytes > LEAST_BUFFER_BYTES ? buffer_bytes : LEAST_BUFFER_BYTES);
 }
 
 tm_status tm_out_create_scratch(tm_out **out, const char *path) {
-    return create(out, path, 0600);
+    return create(out, path, 0600, BUFFER_BYTES);
 }
 
 int io_out_fd(const tm_out *o) {
@@ -178,7 +183,7 @@ tm_status tm_out_end(tm_out *o, tm_status rc) {
 
 tm_status tm_file_write(const char *path, const void *bytes, size_t n) {
     tm_out *o;
-    TM_TRY(tm_out_create(&o, path));
+    TM_TRY(tm_out_create_small(&o, path, n));
     return tm_out_end(o, tm_out_append(o, bytes, n));
 }
 

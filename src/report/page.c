@@ -423,7 +423,7 @@ tm_status tm_report_page(tm_buf *b, const tm_history *const *runs, uint32_t n) {
 tm_status tm_report_write(const char *path, const tm_history *const *runs, uint32_t n) {
     tm_buf part = {0};
     tm_out *out;
-    TM_TRY(tm_out_create(&out, path));
+    TM_TRY(tm_out_create_small(&out, path, REPORT_OUT_BYTES));
     tm_status rc = put_all(&part, out, runs, n);
     tm_buf_free(&part);
     return tm_out_end(out, rc);

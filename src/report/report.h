@@ -91,7 +91,7 @@ enum { TM_REPORT_QUESTIONS = 3 };
 
 /* One page without a network: what was trained on what, curves with zoom, held-out answers, planned beside found, where the
  * seconds went, a step as it was planned, warnings, versions, how to use the result. Several runs are laid over each other.
- * Written a curve at a time: what it takes beside the records is some kilobytes and the buffer of a tm_out. */
+ * Written a curve at a time: what it takes beside the records is some kilobytes, a step's timeline and a buffer of 64 KiB. */
 TM_MUST_USE tm_status tm_report_write(const char *path, const tm_history *const *runs, uint32_t n);
 TM_MUST_USE tm_status tm_report_page(tm_buf *out, const tm_history *const *runs, uint32_t n);
 

@@ -4,6 +4,7 @@
 
 #include "report/report.h"
 
+enum { REPORT_OUT_BYTES = 64 << 10 }; /* a file's buffer: what is written at checkpoints is beside a plan */
 #define REPORT_EVALUATION "eval/"
 /* Numbers of a line that make a curve, one after the other, each once; false: no more. *at: NULL before the first. `name`
  * is the curve's; an evaluation's begins with REPORT_EVALUATION. */

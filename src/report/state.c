@@ -119,7 +119,7 @@ tm_status tm_trainer_state_write(const char *dir, const char *output_dir, int64_
     history h = {.r = &r, .until = step, .per_epoch = tm_history_number(&r, "steps_per_epoch", 0)};
     snprintf(path, sizeof path, "%s/trainer_state.json", dir);
     tm_jw_init(&h.w, &h.text, 1);
-    tm_status rc = tm_out_create(&h.out, path);
+    tm_status rc = tm_out_create_small(&h.out, path, REPORT_OUT_BYTES);
     if (rc == TM_OK) rc = tm_out_end(h.out, put_state(&h));
     tm_buf_free(&h.text);
     tm_json_free(r.run);

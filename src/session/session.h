@@ -140,7 +140,8 @@ job_shape session_reference_shape(const session *s);  /* the largest micro-batch
 job_shape session_eval_shape(const session *s);       /* of an evaluation; s->eval is there */
 bool session_commits(const session *s);               /* such a job makes commits */
 bool session_has_checkpoints(const tm_config *c);     /* before its end, where it is long enough */
-/* Of the budget, of such a job: a page about the run so far, beside the plan (train, trainer_report.c). */
+/* Of the budget, of such a job: a page about the run so far, beside the plan (train, trainer_report.c), with the step that is drawn
+ * on it, ready from the start, and the file's buffer. */
 enum { SESSION_PAGE_BYTES = 512 << 10 };
 tm_fmt session_save_format(const tm_config *c);                 /* of the models that it writes */
 uint64_t session_host_bytes(const tm_config *c);                /* of memory.host_budget; UINT64_MAX: unlimited */

@@ -171,6 +171,25 @@ static void test_concurrent_reads(void **state) {
 
 /* ---- writing ---- */
 
+/* A small buffer is one: a long write goes through it, whole, and takes no more memory. */
+static void test_small_buffer(void **state) {
+    (void)state;
+    enum { BYTES = 300000, BUFFER = 8192 };
+    static char bytes[BYTES];
+    tm_out *o;
+    for (size_t i = 0; i < BYTES; i++) bytes[i] = (char)(i * 7 + i / 251);
+    uint64_t before = tm_mem_live_bytes();
+    OK(tm_out_create_small(&o, at("small"), BUFFER));
+    assert_in_range(tm_mem_live_bytes() - before, BUFFER, 2 * BUFFER);
+    for (size_t n = 0; n < BYTES; n += BYTES / 6) OK(tm_out_append(o, bytes + n, BYTES / 6));
+    OK(tm_out_commit(o));
+    tm_buf got = {0};
+    OK(tm_file_slurp(at("small"), TM_MIB, &got));
+    assert_int_equal(got.len, BYTES);
+    assert_memory_equal(got.data, bytes, BYTES);
+    tm_buf_free(&got);
+}
+
 static void test_commit_and_abandon(void **state) {
     (void)state;
     OK(tm_make_dirs(at("out")));
@@ -454,6 +473,7 @@ int main(void) {
         cmocka_unit_test(test_open_in),
         cmocka_unit_test(test_read),
         cmocka_unit_test(test_concurrent_reads),
+        cmocka_unit_test(test_small_buffer),
         cmocka_unit_test(test_commit_and_abandon),
         cmocka_unit_test(test_scratch),
         cmocka_unit_test(test_out_refuses),
