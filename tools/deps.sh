@@ -11,7 +11,7 @@ packages='build-essential cmake ninja-build pkg-config
           liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libmicrohttpd-dev libyaml-dev libedit-dev
           libopenblas0-pthread libdnnl2'
 for_ranks='libopenmpi-dev openmpi-bin'
-for_tests='libcmocka-dev libglpk-dev clang-format python3'
+for_tests='libcmocka-dev libglpk-dev clang-format python3 zsh fish' # shells: for the completions
 for_clang='clang-14 libomp-14-dev'
 
 case ${1:-} in

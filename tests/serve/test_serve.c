@@ -124,33 +124,52 @@ static void logprobs_are_those_of_probe(void **state) {
 }
 
 /* A base and an adapter of it, which have no tokenizer: ids are asked. */
-static void adapters_are_chosen_by_name(void **state) {
-    static const int64_t ids[] = {64, 30, 7, 12, 99, 88};
-    static const char *const adapter[2] = {NULL, TM_TEST_FIXTURES "/peft_lora"}, *const name[2] = {"base", "low"};
-    (void)state;
-    const char *dir = run_dir(), *model = run_path(dir, "base");
+static const int64_t asked[] = {64, 30, 7, 12, 99, 88};
+
+static const char *make_base(const char *dir) {
+    const char *model = run_path(dir, "peft_base");
     run_copy_model(TM_TEST_FIXTURES "/peft_base", model);
     run_copy(TM_TEST_FIXTURES "/chat_chatml/tokenizer.json", run_path(model, "tokenizer.json"));
-    server s = start(model, "--adapter", "low=" TM_TEST_FIXTURES "/peft_lora");
-    for (int k = 0; k < 2; k++) {
-        tensor logits = logits_of(model, adapter[k], dir, ids, TM_COUNT(ids));
-        reply r = ask(&s, "POST", COMPLETIONS,
-                      run_format("{\"model\":\"%s\",\"prompt\":[64,30,7,12,99,88],\"echo\":true,\"logprobs\":0,"
-                                 "\"max_tokens\":1}",
-                                 name[k]));
-        assert_int_equal(r.status, 200);
-        tm_json_doc *got = parsed(r.body, r.len);
-        const tm_json *choice = tm_json_get(tm_json_root(got), "choices")->child;
-        const tm_json *p = tm_json_get(tm_json_get(choice, "logprobs"), "token_logprobs")->child->next;
-        size_t vocabulary = logits.n / TM_COUNT(ids);
-        for (size_t i = 1; i < TM_COUNT(ids); i++, p = p->next) {
-            double want = logprob_of(logits.v + (i - 1) * vocabulary, vocabulary, ids[i]);
-            if (fabs(p->number - want) > 1e-4) fail_msg("%s: token %zu: %.7g, probe %.7g", name[k], i, p->number, want);
-        }
-        tm_json_free(got);
-        reply_free(&r);
-        free(logits.v);
+    return model;
+}
+
+/* What the server calls `name` has the log-probabilities of these logits. */
+static void has_logits(const server *s, const char *name, tensor logits) {
+    reply r =
+        ask(s, "POST", COMPLETIONS,
+            run_format("{\"model\":\"%s\",\"prompt\":[64,30,7,12,99,88],\"echo\":true,\"logprobs\":0,\"max_tokens\":1}",
+                       name));
+    if (r.status != 200) fail_msg("%s: %d: %s", name, r.status, r.body);
+    tm_json_doc *got = parsed(r.body, r.len);
+    const tm_json *choice = tm_json_get(tm_json_root(got), "choices")->child;
+    const tm_json *p = tm_json_get(tm_json_get(choice, "logprobs"), "token_logprobs")->child->next;
+    size_t vocabulary = logits.n / TM_COUNT(asked);
+    for (size_t i = 1; i < TM_COUNT(asked); i++, p = p->next) {
+        double want = logprob_of(logits.v + (i - 1) * vocabulary, vocabulary, asked[i]);
+        if (fabs(p->number - want) > 1e-4) fail_msg("%s: token %zu: %.7g, probe %.7g", name, i, p->number, want);
     }
+    tm_json_free(got);
+    reply_free(&r);
+    free(logits.v);
+}
+
+static void adapters_are_chosen_by_name(void **state) {
+    static const char *const adapter[2] = {NULL, TM_TEST_FIXTURES "/peft_lora"}, *const name[2] = {"peft_base", "low"};
+    (void)state;
+    const char *dir = run_dir(), *model = make_base(dir);
+    server s = start(model, "--adapter", "low=" TM_TEST_FIXTURES "/peft_lora");
+    for (int k = 0; k < 2; k++) has_logits(&s, name[k], logits_of(model, adapter[k], dir, asked, TM_COUNT(asked)));
+    server_stop(&s, SIGTERM, 0);
+}
+
+/* An adapter's folder as the model: its base is where it says, and it has its folder's name. */
+static void an_adapters_folder_is_a_model(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *model = make_base(dir), *adapter = run_path(dir, "peft_lora");
+    run_copy_model(TM_TEST_FIXTURES "/peft_lora", adapter);
+    server s = start(adapter, NULL, NULL);
+    has_logits(&s, "peft_lora", logits_of(model, adapter, dir, asked, TM_COUNT(asked)));
+    has_logits(&s, "peft_base", logits_of(model, NULL, dir, asked, TM_COUNT(asked)));
     server_stop(&s, SIGTERM, 0);
 }
 
@@ -234,6 +253,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(greedy_answers_are_those_of_generate, run_clean),
         cmocka_unit_test_teardown(logprobs_are_those_of_probe, run_clean),
         cmocka_unit_test_teardown(adapters_are_chosen_by_name, run_clean),
+        cmocka_unit_test_teardown(an_adapters_folder_is_a_model, run_clean),
         cmocka_unit_test_teardown(the_least_budget_is_enough, run_clean),
         cmocka_unit_test_teardown(what_runs_may_end_after_a_signal, run_clean),
         cmocka_unit_test_teardown(what_it_does_not_start_with, run_clean),

@@ -1,5 +1,5 @@
-/* What a run of an adapter leaves is used beside its base as the model that it was merged into: by eval and generate,
- * from OUTPUT_DIR and from a checkpoint. */
+/* What a run of an adapter leaves is used beside its base as the model that it was merged into: by eval, generate and
+ * probe, from OUTPUT_DIR and from a checkpoint. */
 #include "adapted.h"
 
 #include <errno.h>
@@ -68,6 +68,22 @@ static char *generated(const char *model, const char *adapter) {
     return out;
 }
 
+/* Logits of eight ids. */
+static tensor probed(const scene *s, const char *model, const char *adapter) {
+    const char *in = run_path(s->dir, "in.safetensors"), *out = run_path(s->dir, "out.safetensors");
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(in, golden, 0, 1, 8, true);
+    tm_st_close(golden);
+    run_result r = run((run_opts){0}, "probe", "--model", model, "--input", in, "--output", out,
+                       adapter ? "--adapter" : NULL, adapter, NULL);
+    RUN_OK(&r);
+    run_free(&r);
+    tm_st *st = tensors_open(out);
+    tensor logits = tensor_read(st, "logits");
+    tm_st_close(st);
+    return logits;
+}
+
 static const char *merged(const scene *s, const char *adapter) {
     const char *to = run_path(s->dir, "merged");
     run_remove(to);
@@ -78,6 +94,15 @@ static const char *merged(const scene *s, const char *adapter) {
     return to;
 }
 
+/* The adapter's folder alone is as with the base that it names, and not as the base alone. */
+static void check_probe(const scene *s, const char *adapter) {
+    tensor alone = probed(s, adapter, NULL), with = probed(s, s->base, adapter), without = probed(s, s->base, NULL);
+    assert_true(alone.n == with.n && alone.n == without.n);
+    assert_memory_equal(alone.v, with.v, alone.n * sizeof *alone.v);
+    assert_int_not_equal(memcmp(alone.v, without.v, alone.n * sizeof *alone.v), 0);
+    free(alone.v), free(with.v), free(without.v);
+}
+
 /* As the merged model, and not as the base alone; the adapter's folder alone as with the base that it names. */
 static void check_use(const scene *s, const char *adapter, bool tokens) {
     const char *whole = merged(s, adapter);
@@ -86,6 +111,7 @@ static void check_use(const scene *s, const char *adapter, bool tokens) {
     if (!(bare - loss > 0.01)) fail_msg("%s: %g, and %g without it", adapter, loss, bare);
     if (!tokens) return;
     assert_true(eval_loss(s, adapter, NULL) == loss);
+    check_probe(s, adapter);
     char *alone = generated(adapter, NULL), *with = generated(s->base, adapter), *one = generated(whole, NULL),
          *without = generated(s->base, NULL);
     assert_string_equal(with, one);

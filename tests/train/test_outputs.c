@@ -132,6 +132,43 @@ static void test_checkpoints_and_state(void **state) {
     free(text);
 }
 
+/* While the run is stopped in its second step: its log says that the first took 900 seconds and some. */
+static void say_that_it_took_long(void *output) {
+    static const char key[] = "\"step_seconds\": ";
+    const char *log = run_path(output, "log.jsonl");
+    char *text = run_read(log, NULL), *at = strstr(text, key);
+    assert_non_null(at);
+    at += strlen(key);
+    assert_true(strspn(at, "0123456789.") > 5);
+    memcpy(at, "900.", 4);
+    run_write(log, text);
+    free(text);
+}
+
+/* A run that takes long enough asks its held-out prompts by itself, of what it began with and of what it made; one that does not
+ * leaves them to `report`. */
+static void test_held_out_answers(void **state) {
+    (void)state;
+    static const char sample[] = TM_TEST_FIXTURES "/../../examples/skill/train.jsonl";
+    const char *dir = run_dir(), *rows = run_first_lines(sample, dir, "rows.jsonl", 40);
+    for (int i = 0; i < 2; i++) {
+        const char *out = run_path(dir, i ? "long" : "short"), *answers = run_path(out, "report_answers.json");
+        run_opts o = {0};
+        if (i)
+            o = (run_opts){
+                .stop_at = "kill_op:200", .at_stop = say_that_it_took_long, .at_stop_ctx = (void *)(uintptr_t)out};
+        run_result r = run(o, "train", "--model", TM_TEST_FIXTURES "/../../examples/tiny", "--dataset", rows,
+                           "--tuner_type", "lora", "--split_dataset_ratio", "0.1", "--seq_len", "64", "--max_steps",
+                           "3", "--output_dir", out, NULL);
+        RUN_OK(&r);
+        run_free(&r);
+        assert_true(file_says(answers, "\"wanted_ids\": ["));
+        assert_int_equal(file_says(answers, "\"before\": \""), i);
+        assert_int_equal(file_says(answers, "\"after\": \""), i);
+        assert_int_equal(file_says(run_path(out, "report.html"), "<dt>after"), i);
+    }
+}
+
 static void test_nothing_else_stays(void **state) {
     (void)state;
     scene s = scene_open();
@@ -225,6 +262,7 @@ static void test_plan_is_what_train_does(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_reports, run_clean),
+        cmocka_unit_test_teardown(test_held_out_answers, run_clean),
         cmocka_unit_test_teardown(test_page_at_checkpoints, run_clean),
         cmocka_unit_test_teardown(test_checkpoints_and_state, run_clean),
         cmocka_unit_test_teardown(test_nothing_else_stays, run_clean),
