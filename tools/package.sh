@@ -18,4 +18,7 @@ done
 cd build-package
 cpack -B "$out" > cpack.log 2>&1 || { tail -n 30 cpack.log >&2; exit 1; }
 rm -rf "$out/_CPack_Packages"
+for deb in "$out"/*.deb; do
+    ! dpkg-deb -f "$deb" Depends | grep -q mpi || { echo "tools/package.sh: one rank needs no MPI, and $deb does" >&2; exit 1; }
+done
 ls "$out"/*.deb "$out"/*.tar.gz

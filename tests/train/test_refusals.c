@@ -105,6 +105,7 @@ static void test_disk(void **state) {
     uint64_t one = disk_bytes(&s, 1), two = disk_bytes(&s, 2);
     assert_true(one > 256 << 10 && two > one + one / 2);
     if (!mounted(s.offload, (one + two) / 2)) TEST_SKIP("a small tmpfs cannot be mounted: %s", strerror(errno));
+    run_result p = run((run_opts){0}, "plan", s.config, NULL);
     run_result r = run((run_opts){0}, "train", s.config, "--quiet", NULL), t = {0}, least = {0};
     unsigned left = run_entries(s.offload);
     run_result done = run((run_opts){0}, "train", s.config, "--quiet", "--set", "memory.slots=1", NULL);
@@ -117,13 +118,15 @@ static void test_disk(void **state) {
     assert_string_equal(change_of(&r, "", "memory.slots"), "memory.slots=1");
     assert_non_null(strstr(r.err, "without restarts: --set memory.slots=1"));
     assert_int_equal(left, 0);
+    if (p.status != 2 || !strstr(p.err, "; to paste: tidemill plan ") || !strstr(p.err, " --memory.slots 1"))
+        fail_msg("plan: exit status %d, %s", p.status, p.err);
     RUN_OK(&done);
     const char *line;
     if (least.status != 2 || run_error_lines(least.err, &line) != 1 || strstr(line, "to paste"))
         fail_msg("less than one state: exit status %d, %s", least.status, least.err);
     if (t.err && (t.status != 2 || run_error_lines(t.err, &line) != 1 || !strstr(line, s.offload)))
         fail_msg("2 ranks: exit status %d, %s", t.status, t.err);
-    run_free(&r), run_free(&done), run_free(&t), run_free(&least);
+    run_free(&p), run_free(&r), run_free(&done), run_free(&t), run_free(&least);
 }
 
 /* OUTPUT_DIR has no room for all checkpoints: fewer of them, none, or, where not even the model has room, nothing to paste. */
