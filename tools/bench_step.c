@@ -102,7 +102,7 @@ int tm_bench_step(int argc, char **argv) {
     if (steps < 1 || steps > 1000) return tm_cli_wrong("bench step", "--steps takes 1 to 1000");
     tm_step_bench b;
     tm_step_bench_args args = {
-        .train = {.config = config[0], .set = set, .n_set = sets.count, .quiet = true},
+        .train = {.config = config[0], .set = set, .n_set = sets.count, .quiet = true, .scorer = &tm_task_scorer},
         .offload_path = path,
         .hardware = hardware,
         .steps = (uint32_t)steps,

@@ -1,5 +1,6 @@
 /* tidemill new: a configuration from a template, with a budget that `plan` has accepted. */
 #include "format/format.h"
+#include "infer/infer.h"
 #include "io/file/file.h"
 #include "tools/plan_table.h"
 #include "tools/tools.h"
@@ -160,7 +161,7 @@ static tm_status write_text(const answers *a, const char *path, uint64_t budget,
 /* The budget: the user's, or the least with which more would save less than a tenth of the time. */
 static tm_status choose(const answers *a, const char *draft, tm_table_row *row, tm_table_cell *cell) {
     tm_plan_report r;
-    tm_plan_args args = {.train = {.config = draft, .quiet = true, .dry_run = true}};
+    tm_plan_args args = {.train = {.config = draft, .quiet = true, .dry_run = true, .scorer = &tm_task_scorer}};
     *row = (tm_table_row){.method = NULL};
     if (!a->budget) {
         TM_TRY(tm_table_fill(&args, tm_table_memory(&args, true), row));

@@ -4,6 +4,7 @@
 #include "tools/plan_table.h"
 #include "tools/plan_words.h"
 #include "tools/tools.h"
+#include "infer/infer.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -391,7 +392,8 @@ int tm_cmd_plan(int argc, char **argv) {
     rc = tm_cli_config("plan", &config, word[0], &sets);
     if (rc >= 0) return rc;
     if (a.tbw < 0) return tm_cli_wrong("plan", "--tbw %g is not a number of terabytes", a.tbw);
-    a.train = (tm_train_args){.config = config, .set = set, .n_set = sets.count, .quiet = true};
+    a.train =
+        (tm_train_args){.config = config, .set = set, .n_set = sets.count, .quiet = true, .scorer = &tm_task_scorer};
     a.set_hardware = set_hardware;
     a.n_set_hardware = hardware_sets.count;
     if (a.n_set_hardware && !a.hardware)

@@ -1,6 +1,7 @@
 /* tidemill train */
 #include "tools/tools.h"
 #include "config/config.h"
+#include "infer/infer.h"
 #include "tools/plan.h"
 #include "tools/report.h"
 #include "train/train.h"
@@ -75,6 +76,7 @@ int tm_cmd_train(int argc, char **argv) {
                           .profile = profile,
                           .allow_numerics_change = allow,
                           .replay_every = replay,
+                          .scorer = &tm_task_scorer,
                           .grace_seconds = grace > 0 ? grace : 1e-9,
                           .reported = &reported,
                           .ended = ended,

@@ -257,6 +257,14 @@ typedef struct tm_config {
     /* ---- output -------------------------------------------------------------------------------------------------- */
     int64_t save_steps, eval_steps;            /* steps between; 0: only at the end */
     uint32_t evals_per_epoch, saves_per_epoch; /* > 0: the steps between follow from them once the data are known */
+    struct {
+        tm_strings file;     /* that are scored at every evaluation, as `eval --task` takes them; none */
+        uint64_t limit;      /* samples of each, the first; 0: all */
+        int32_t num_fewshot; /* examples before each question; below 0: as the file says */
+        bool apply_chat_template;
+        uint32_t max_new_tokens; /* 0: the file's */
+        uint32_t batch_size;     /* prompts side by side */
+    } eval_tasks;
     unsigned by_epoch;            /* TM_BY_EPOCH_*: what goes by epochs; its steps are known once the data are */
     bool warmup_auto, total_auto; /* DeepSpeed's scheduler says "auto" for these */
     int64_t commit_steps;         /* 0: no commit before the end */

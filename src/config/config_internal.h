@@ -119,7 +119,7 @@ shown_when shown_always, shown_set, shown_nonzero, shown_eval, shown_columns, sh
     shown_deepspeed, shown_argument;
 shown_when shown_option, shown_betas, shown_beta1, shown_rate, shown_bucket, shown_aio, shown_best, shown_tracked;
 shown_when shown_losses, shown_host_budget, shown_adapter, shown_quantized, shown_blocks, shown_objective,
-    shown_other_than_sft, shown_greater;
+    shown_other_than_sft, shown_greater, shown_tasks;
 typedef void write_how(tm_json_writer *w, const tm_config *c, const schema_row *row);
 write_how write_schedule, write_files, write_columns, write_budget, write_every, write_best, write_metric,
     write_optimizer, write_eps, write_one;

@@ -197,29 +197,38 @@ static void resolve_metric(cfg_state *s) {
     c->greater_is_better = greater ? greater->node->boolean : !falls(c->metric_for_best);
 }
 
+static void resolve_tasks(cfg_state *s) {
+    tm_config *c = &s->cfg->pub;
+    bool shots = cfg_given(s, "eval_tasks_num_fewshot") != NULL;
+    c->eval_tasks.num_fewshot = shots ? (int32_t)cfg_integer(s, "eval_tasks_num_fewshot") : -1;
+    if (cfg_chosen(s, "eval_strategy", "no")) c->eval_tasks.file = (tm_strings){0};
+}
+
 /* HF Trainer's rules: which evaluations can be compared with which checkpoints. */
 static void resolve_best(cfg_state *s) {
     tm_config *c = &s->cfg->pub;
+    bool evaluates = c->data.eval || c->eval_tasks.file.n > 0;
     c->save_best = cfg_chosen(s, "save_strategy", "best");
     resolve_metric(s);
     c->track_best = c->save_best || c->load_best_model_at_end || cfg_given(s, "metric_for_best_model") ||
                     c->early_stopping_patience;
-    if (c->early_stopping_patience && (!c->data.eval || (!c->eval_steps && !(c->by_epoch & TM_BY_EPOCH_EVAL))))
-        cfg_wrong(s, cfg_given(s, "early_stopping_patience"),
-                  "\"early_stopping_patience\" counts evaluations; give \"data.eval\" and \"eval_steps\"");
+    if (c->early_stopping_patience && (!evaluates || (!c->eval_steps && !(c->by_epoch & TM_BY_EPOCH_EVAL))))
+        cfg_wrong(
+            s, cfg_given(s, "early_stopping_patience"),
+            "\"early_stopping_patience\" counts evaluations; give \"data.eval\" or \"eval_tasks\", and \"eval_steps\"");
     if (c->save_best) c->save_steps = 0;
     if (!c->save_best && !c->load_best_model_at_end) return;
     const char *key = c->save_best ? "save_strategy" : "load_best_model_at_end";
     const cfg_value *at = cfg_given(s, key);
     unsigned epochs = s->cfg->pub.by_epoch & (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL);
-    if (c->data.eval && epochs == (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL)) return;
-    if (c->data.eval && c->save_best && epochs == TM_BY_EPOCH_EVAL) return;
-    if (c->data.eval && epochs)
+    if (evaluates && epochs == (TM_BY_EPOCH_SAVE | TM_BY_EPOCH_EVAL)) return;
+    if (evaluates && c->save_best && epochs == TM_BY_EPOCH_EVAL) return;
+    if (evaluates && epochs)
         cfg_wrong(s, at,
                   "\"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_strategy\" and "
                   "\"eval_strategy\" must both be epoch, or both steps");
-    else if (!c->data.eval || c->eval_steps == 0)
-        cfg_wrong(s, at, "\"%s\" compares evaluations; give \"data.eval\" and \"eval_steps\"", key);
+    else if (!evaluates || c->eval_steps == 0)
+        cfg_wrong(s, at, "\"%s\" compares evaluations; give \"data.eval\" or \"eval_tasks\", and \"eval_steps\"", key);
     else if (!c->save_best && (c->save_steps == 0 || c->save_steps % c->eval_steps != 0))
         cfg_wrong(s, at,
                   "\"load_best_model_at_end\" needs an evaluation with each checkpoint: \"save_steps\" (%lld) must "
@@ -250,6 +259,7 @@ static tm_status resolve_output(cfg_state *s) {
     if (cfg_chosen(s, "save_strategy", "no")) c->save_steps = 0;
     resolve_logging(s);
     resolve_strategies(s);
+    resolve_tasks(s);
     resolve_best(s);
     return TM_OK;
 }

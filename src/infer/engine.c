@@ -46,7 +46,7 @@ static tm_status look_at_model(tm_engine *e, tm_model_config *config) {
     TM_GO(tm_model_config_parse(config, json, len, e->opts.model));
     if (!e->opts.precision_given) e->opts.precision = own_type(source);
     if (e->opts.precision == TM_F16) TM_GO(choose_for_halves(&e->opts));
-    if (!e->opts.text) TM_GO(text_open(&e->text, source, e->opts.tiers.host_budget));
+    if (!e->opts.text && !e->opts.plan_only) TM_GO(text_open(&e->text, source, e->opts.tiers.host_budget));
 done:
     tm_source_close(source);
     return rc;

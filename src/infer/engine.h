@@ -23,7 +23,8 @@
 #include "infer/infer.h"
 
 typedef struct tm_engine tm_engine;
-struct text_tools; /* session/text.h */
+struct text_tools;        /* session/text.h */
+struct tm_adapter_config; /* adapter/adapter.h */
 typedef struct tm_engine_opts {
     const char *model;
     tm_dtype precision;   /* TM_F32, TM_BF16 */
@@ -34,7 +35,12 @@ typedef struct tm_engine_opts {
     const char *const
         *adapters; /* [n_adapters] PEFT folders that a request may choose from; tiers.adapter is not used */
     uint32_t n_adapters;
-    uint64_t other_bytes;    /* of the budget, for what the caller holds beside the engine */
+    uint64_t other_bytes; /* of the budget, for what the caller holds beside the engine */
+    bool allow_tmpfs;     /* the cache's files may lie in memory */
+    bool plan_only;       /* nothing is opened but for tm_engine_least, tm_engine_seconds */
+    /* With plan_only, of a model that a run is going to write: its weights are all of `precision`, or this is its adapter. */
+    bool to_be_written;
+    const struct tm_adapter_config *adapter_like;
     struct text_tools *text; /* the model's, which is the engine's then; NULL: it opens its own */
     /* Asked between operations once a signal came (tm_stop_catch): does the step go on? NULL: it fails with TM_ESIGNAL. */
     bool (*may_go_on)(void *ctx);
@@ -103,6 +109,8 @@ TM_MUST_USE tm_status tm_engine_step(tm_engine *e, bool *busy);
 /* What prompts of so many tokens together and answers of so many each, all side by side, will take by the plan: simulated on
  * this machine's profile, where it has one. */
 TM_MUST_USE tm_status tm_engine_seconds(tm_engine *e, uint64_t prompt_tokens, uint64_t answer_tokens, double *seconds);
+/* Of a host budget, to open it with: exact, or of a model that is to be written a little more. */
+uint64_t tm_engine_least(const tm_engine *e);
 /* The text tools of the model: tokenizer, chat template, end tokens (session/text.h). */
 const struct text_tools *tm_engine_text(const tm_engine *e);
 typedef struct tm_engine_counts {

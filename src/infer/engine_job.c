@@ -150,8 +150,13 @@ tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
                   .kv_capacity = e->opts.positions,
                   .kv_chunk = e->chunk,
                   .positions = e->opts.positions,
+                  .allow_tmpfs = e->opts.allow_tmpfs,
+                  .plan_only = e->opts.plan_only,
+                  .config_only = e->opts.to_be_written,
+                  .unwritten = e->opts.to_be_written,
                   .other_bytes = other_bytes};
     TM_TRY(forward_opts(&o, &e->opts.tiers, &e->adapter));
+    if (e->opts.adapter_like) o.adapter = e->opts.adapter_like;
     forward_only(&o);
     if (e->adapters.n > 0) engine_use_adapters(e, &o);
     TM_TRY(job_open(&e->job, &o));
@@ -162,6 +167,13 @@ tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {
     e->job->sinks.may_go_on_ctx = e->opts.may_go_on_ctx;
     e->job->sinks.fill_ctx = e->job->sinks.take_ctx = e;
     return advise(e, start(e));
+}
+
+/* Where tensors begin in files that are not there yet is not known: each may touch two pages more, and be an object more. */
+uint64_t tm_engine_least(const tm_engine *e) {
+    enum { OF_A_PIECE = 2 * TM_FRAME_ALIGN + 4096, OF_THE_REST = 256 << 10 };
+    uint64_t least = e->choice.minimum_host_bytes;
+    return e->opts.to_be_written ? least + (uint64_t)e->job->n_frozen * OF_A_PIECE + OF_THE_REST : least;
 }
 
 static void note_written(tm_engine *e) {

@@ -2,7 +2,6 @@
 #include "infer/engine.h"
 #include "infer/evaluate_internal.h"
 #include "infer/tasks_internal.h"
-#include "io/file/file.h"
 
 #include <math.h>
 #include <string.h>
@@ -64,14 +63,17 @@ static tm_status make_room(asker *a) {
     return TM_OK;
 }
 
-static void drop(asker *a) {
+/* All but the questions, which may be asked again. */
+static void drop_answers(asker *a) {
     for (size_t i = 0; a->sample && i < a->t->n; i++) {
         TM_FREE_ALL(a->sample[i].logprob, a->sample[i].greedy);
         tm_buf_free(&a->sample[i].text);
     }
     TM_FREE_ALL(a->sample, a->value);
     tm_buf_free(&a->lines);
-    task_asks_free(&a->asks);
+    a->sample = NULL;
+    a->value = NULL;
+    a->added = a->scored = 0;
 }
 
 /* ---- asking ----------------------------------------------------------------------------------------------------- */
@@ -177,22 +179,16 @@ void tm_eval_tasks_free(tm_eval_tasks *r) {
 
 /* ---- all tasks -------------------------------------------------------------------------------------------------- */
 
-typedef struct tasks {
-    tm_task **task;
-    size_t n;
-    asker *asker; /* [n] */
-    text_tools text;
-    uint64_t positions; /* that the model has */
-    size_t longest;     /* prompt and answer */
-} tasks;
-
 static tm_status slurp(void *ctx, const char *path, tm_buf *out) {
-    (void)ctx;
-    return tm_file_slurp(path, 512 * TM_MIB, out);
+    uint64_t *hash = ctx;
+    TM_TRY(tm_file_slurp(path, 512 * TM_MIB, out));
+    *hash = tm_hash64(out->data ? out->data : "", out->len, *hash);
+    return TM_OK;
 }
 
 static tm_status open_files(tasks *all, const tm_eval_task_args *a) {
     const tm_task_opts o = {.read = slurp,
+                            .ctx = &all->hash,
                             .limit = a->limit,
                             .chat = a->chat,
                             .fewshot_given = a->fewshot_given,
@@ -218,16 +214,18 @@ static tm_status open_files(tasks *all, const tm_eval_task_args *a) {
     return TM_OK;
 }
 
-static tm_status open_text(tasks *all, const char *model, uint64_t host_bytes) {
+tm_status tasks_open_text(tasks *all) {
+    const tasks_of *of = &all->of;
     tm_source *source = NULL;
     tm_model_config config;
     size_t len;
     tm_status rc;
-    TM_GO(tm_source_open_bare(&source, model));
+    TM_GO(tm_source_open_bare(&source, of->model));
+    if (of->tokenizer) TM_GO(tm_source_set_tokenizer(source, of->tokenizer));
     const char *json = tm_source_config(source, &len);
-    TM_GO(tm_model_config_parse(&config, json, len, model));
-    TM_GO(text_open(&all->text, source, host_bytes));
-    if (!all->text.tokenizer) TM_GO(tm_fail(TM_EINPUT, "%s: there is no tokenizer.json, which tasks need", model));
+    TM_GO(tm_model_config_parse(&config, json, len, of->model));
+    TM_GO(text_open(&all->text, source, of->host_bytes));
+    if (!all->text.tokenizer) TM_GO(tm_fail(TM_EINPUT, "%s: there is no tokenizer.json, which tasks need", of->model));
     all->positions = config.max_position_embeddings ? config.max_position_embeddings : UINT32_MAX;
 done:
     tm_source_close(source);
@@ -248,7 +246,7 @@ static tm_status encode(tasks *all) {
     return TM_OK;
 }
 
-static tm_status answer_tasks(tasks *all, tm_engine *engine, uint32_t ahead, tm_append *samples, tm_eval_tasks *out) {
+tm_status tasks_answer(tasks *all, tm_engine *engine, tm_append *samples, tm_eval_tasks *out) {
     tm_phase phase;
     uint64_t before = 0, total = 0;
     tm_status rc = TM_OK;
@@ -258,18 +256,20 @@ static tm_status answer_tasks(tasks *all, tm_engine *engine, uint32_t ahead, tm_
     tm_phase_begin(&phase, "answering", "questions", total);
     for (size_t i = 0; i < all->n && rc == TM_OK; i++) {
         all->asker[i].samples = samples;
-        all->asker[i].ahead = ahead;
+        all->asker[i].ahead = AHEAD * all->of.side_by_side;
         rc = answer_all(&all->asker[i], engine, &phase, before);
         if (rc == TM_OK) rc = sum_up(&all->asker[i], &out->task[out->n++]);
+        drop_answers(&all->asker[i]);
         before += all->task[i]->n;
     }
     tm_phase_end(&phase);
     return rc;
 }
 
-static void close_all(tasks *all) {
+void tasks_close(tasks *all) {
     for (size_t i = 0; i < all->n; i++) {
-        drop(&all->asker[i]);
+        drop_answers(&all->asker[i]);
+        task_asks_free(&all->asker[i].asks);
         tm_task_close(all->task[i]);
     }
     TM_FREE_ALL(all->task, all->asker);
@@ -277,7 +277,7 @@ static void close_all(tasks *all) {
 }
 
 /* Of samples, of what is put to the engine, and of answers that wait for one before them. */
-static uint64_t held_bytes(const tasks *all, uint32_t side_by_side) {
+static uint64_t held_bytes(const tasks *all) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < all->n; i++) {
         const tm_task *t = all->task[i];
@@ -286,33 +286,52 @@ static uint64_t held_bytes(const tasks *all, uint32_t side_by_side) {
         bytes += asks->cap * sizeof *asks->ask + asks->n * (sizeof(double) + sizeof(bool));
         for (size_t k = 0; k < asks->n; k++) bytes += asks->ask[k].ids.cap * sizeof(int32_t);
     }
-    return bytes + (uint64_t)side_by_side * (1 + AHEAD) * tm_engine_request_bytes(all->longest, 1);
+    return bytes + (uint64_t)all->of.side_by_side * (1 + AHEAD) * tm_engine_request_bytes(all->longest, 1);
+}
+
+tm_status tasks_open(tasks *all, const tasks_of *of, const tm_eval_task_args *a) {
+    all->of = *of;
+    all->of.side_by_side = a->side_by_side ? a->side_by_side : SIDE_BY_SIDE;
+    TM_TRY(open_files(all, a));
+    TM_TRY(tasks_open_text(all));
+    return encode(all);
+}
+
+void tasks_set_engine(tasks *all, tm_engine_opts *o) {
+    o->sequences = all->of.side_by_side;
+    o->positions = (uint32_t)all->longest;
+    o->other_bytes = held_bytes(all);
+    o->text = all->text.tokenizer ? &all->text : NULL;
+}
+
+tm_status tasks_seconds(const tasks *all, tm_engine *engine, double *seconds) {
+    uint64_t prompts = 0, answers = 0, n = all->of.side_by_side;
+    for (size_t i = 0; i < all->n; i++) {
+        const task_asks *asks = &all->asker[i].asks;
+        bool text = all->task[i]->n > 0 && all->task[i]->sample[0].n_choices == 0;
+        for (size_t k = 0; k < asks->n; k++) prompts += asks->ask[k].ids.n;
+        if (text) answers += (asks->n + n - 1) / n * all->task[i]->drawing.max_new_tokens;
+    }
+    return tm_engine_seconds(engine, prompts, answers, seconds);
 }
 
 tm_status evaluate_tasks(const evaluation *e, tm_eval_tasks *out) {
     const tm_eval_task_args *a = &e->args->tasks;
+    const tasks_of of = {.model = e->cfg.model, .host_bytes = e->tiers.host_budget};
     tasks all = {0};
     tm_engine *engine = NULL;
     tm_append *samples = NULL;
     tm_status rc;
-    TM_GO(open_files(&all, a));
-    TM_GO(open_text(&all, e->cfg.model, e->tiers.host_budget));
-    TM_GO(encode(&all));
+    TM_GO(tasks_open(&all, &of, a));
     if (a->samples) TM_GO(tm_append_open(&samples, a->samples, true));
-    uint32_t side_by_side = a->side_by_side ? a->side_by_side : SIDE_BY_SIDE;
-    const tm_engine_opts o = {.model = e->cfg.model,
-                              .precision = e->cfg.precision,
-                              .precision_given = true,
-                              .sequences = side_by_side,
-                              .positions = (uint32_t)all.longest,
-                              .other_bytes = held_bytes(&all, side_by_side),
-                              .text = &all.text,
-                              .tiers = e->tiers};
+    tm_engine_opts o = {
+        .model = e->cfg.model, .precision = e->cfg.precision, .precision_given = true, .tiers = e->tiers};
+    tasks_set_engine(&all, &o);
     TM_GO(tm_engine_open(&engine, &o));
-    TM_GO(answer_tasks(&all, engine, AHEAD * o.sequences, samples, out));
+    TM_GO(tasks_answer(&all, engine, samples, out));
 done:
     tm_append_close(samples);
     tm_engine_close(engine);
-    close_all(&all);
+    tasks_close(&all);
     return rc;
 }

@@ -100,6 +100,10 @@ typedef struct tm_eval_result {
 TM_MUST_USE tm_status tm_eval_run(const tm_eval_args *args, tm_eval_result *out);
 void tm_eval_free(tm_eval_result *r);
 
+/* Of tm_train_args.scorer: eval_tasks of a configuration, by an engine on the host's processors. What it says is what `tidemill eval
+ * --task` says of the same weights. */
+extern const tm_scorer tm_task_scorer;
+
 /* The held-out prompts that a finished run left in its OUTPUT_DIR (report/report.h), answered greedily by the model that it
  * began with, if that lies somewhere, and by the one that it made, within the run's own budget. Nothing there: nothing is done. */
 typedef struct tm_answers_args {

@@ -217,6 +217,7 @@ typedef struct job_opts {
     uint64_t other_bytes;            /* of the budget: holding by the caller (data, logs) */
     uint32_t other_tokens;           /* most of a micro-batch of plans beside the candidates (evaluation) */
     bool config_only;                /* weights are neither there nor needed */
+    bool unwritten;                  /* nor are those that are: all will be of `dtype` */
     bool plan_only;                  /* job_start stops after the plan */
     bool no_walk;                    /* and leaves out the walk over the state of all ranks that ends a run */
     bool commits;                    /* the state has a home on disk whether it is resident or not */

@@ -31,7 +31,7 @@ static void count(const run_rates *r, run_forecast *out) {
     bool commits = session_commits(r->s);
     for (int64_t step = r->step + 1; step <= r->step + n; step++) {
         bool last = step == r->step + all;
-        bool eval = r->s->eval && (last || divides(c->eval_steps, step));
+        bool eval = session_evaluates(r->s) && (last || divides(c->eval_steps, step));
         bool save = !last && saves(c, eval, step);
         bool commit = commits && (last || divides(c->commit_steps, step) || (save && c->save_state));
         out->evaluations += eval;
@@ -114,6 +114,19 @@ static void add_looks(const forecast *f) {
     f->out->model_bytes = models * (double)model;
 }
 
+/* The weights are written for them each time, and go again. */
+static tm_status add_tasks(const forecast *f) {
+    const session *s = f->rates->s;
+    double times = f->out->evaluations, seconds;
+    if (!s->trial || times == 0) return TM_OK;
+    state_bytes_of of = state_of(f->rates->job);
+    uint64_t model = job_export_bytes(f->rates->job, session_score_format(s->cfg));
+    TM_TRY(s->args->scorer->seconds(s->trial, run_score_bytes(s, f->rates->job), &seconds));
+    add(f, times, seconds + disk_seconds(f, of.paged_weights, model), of.paged_weights, 0);
+    f->out->model_bytes += times * (double)model;
+    return TM_OK;
+}
+
 /* A walk over all state, beside what is compiled already. One that does not fit now has its own refusal elsewhere. */
 static tm_status add_import(const forecast *f) {
     const tm_job *job = f->rates->job;
@@ -142,5 +155,5 @@ tm_status run_forecast_make(const run_rates *rates, run_forecast *out) {
         TM_TRY(add_plan(&f, programs, rates->plans->eval));
     }
     add_looks(&f);
-    return TM_OK;
+    return add_tasks(&f);
 }

@@ -374,7 +374,7 @@ static tm_status plan_job(planning *g) {
     rc = plan_reference_room(g, rc, &c);
     rc = least_of_all(g, rc, &c);
     if (out->minimum_device_bytes) out->minimum_device_bytes += plan_driver_bytes(g);
-    if (rc == TM_EBUDGET) rc = refuse(g, &shape, &c.refusal);
+    if (rc == TM_EBUDGET) rc = run_blame_tasks(s, refuse(g, &shape, &c.refusal));
     if (rc != TM_OK) goto done;
     describe(g, &way[c.way]);
     basis(g, costs);

@@ -44,10 +44,14 @@ static uint64_t arena_fixed_bytes(const tm_job *job) {
     return arena / WINDOW_GRAIN + (uint64_t)PER_THREAD_KIB * 1024 * (tm_kernels_threads() + 3);
 }
 
+uint64_t planner_program_bytes(void) {
+    return (uint64_t)PROGRAM_KIB * 1024;
+}
+
 uint64_t planner_fixed_bytes(const tm_job *job, uint32_t tokens) {
     tm_products products = tm_model_products(job->model, tokens);
     products.packed = job->opts.as_stored;
-    uint64_t bytes = (PROGRAM_KIB + (uint64_t)PER_THREAD_KIB * tm_kernels_threads()) * 1024;
+    uint64_t bytes = planner_program_bytes() + (uint64_t)PER_THREAD_KIB * tm_kernels_threads() * 1024;
     bytes += tm_kernels_resident_bytes(&products);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
     for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)

@@ -52,6 +52,13 @@ void run_reference_end(run_reference *r); /* all but the choice's numbers */
 /* Programs of so many micro-batches that ask about all rows; of files that were read in part, about those of all of them. */
 double run_reference_programs(const session *s, uint32_t batches);
 
+/* ---- run_tasks.c: eval_tasks ----------------------------------------------------------------------------------- */
+
+/* Of the run's budget what tasks may be scored in: what is kept for them, and what no plan of the run takes. */
+uint64_t run_score_bytes(const session *s, const tm_job *job);
+/* Where the budget was too small, the error says what of it tasks take as well. */
+tm_status run_blame_tasks(const session *s, tm_status rc);
+
 /* ---- forecast.c ------------------------------------------------------------------------------------------------- */
 
 /* What is still to come of a run, of this rank. */

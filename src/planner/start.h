@@ -56,6 +56,8 @@ void planner_drop(planner_choice *c);
 /* Of the budget what is not for frames and plans, with micro-batches of up to so many tokens, as far as the job's state
  * is laid out. */
 uint64_t planner_fixed_bytes(const tm_job *job, uint32_t tokens);
+/* Of that, what a process has once, however many jobs it has. */
+uint64_t planner_program_bytes(void);
 /* The least host budget of any way; UINT64_MAX: the device's memory is too small for all. */
 TM_MUST_USE tm_status planner_minimum(const planner_ask *ask, uint64_t *host_bytes);
 /* planner_choose(), then files, slab, arena and the executor are opened with room for all of it, and the weights are

@@ -206,6 +206,10 @@ tm_fmt session_save_format(const tm_config *c) {
     }
 }
 
+tm_fmt session_score_format(const tm_config *c) {
+    return c->precision == TM_BF16 && !c->adapter ? TM_FMT_BF16 : TM_FMT_F32;
+}
+
 static tm_fmt four_bits_of(const tm_config *c) {
     return c->quantization.type == TM_QUANTIZE_NF4   ? TM_FMT_NF4
            : c->quantization.type == TM_QUANTIZE_FP4 ? TM_FMT_FP4
@@ -258,6 +262,7 @@ job_opts session_job_options(const session *s) {
     if (!c->init_random) o.other_bytes += text_bytes(c);
     if (session_has_checkpoints(c)) o.other_bytes += SESSION_PAGE_BYTES;
     if (s->train) o.other_bytes += data_bytes(s->train);
+    o.other_bytes += s->scores.run_bytes;
     if ((s->train || s->eval) && session_reference_column(c)) o.other_bytes += session_reference_bytes(s);
     if (s->eval) {
         job_shape shape = session_eval_shape(s);

@@ -187,7 +187,29 @@ void session_keep_data(session *s, bool keep) {
     if (s->eval) data_keep(s->eval, keep);
 }
 
+/* With several ranks one would answer, and the others wait. */
+static tm_status open_trial(session *s) {
+    const tm_config *c = s->cfg;
+    if (c->eval_tasks.file.n == 0) return TM_OK;
+    if (!s->args->scorer)
+        return tm_fail(TM_EUNSUPPORTED, "eval_tasks: this program has nothing that answers questions");
+    if (s->comm)
+        return tm_fail(TM_EUNSUPPORTED,
+                       "eval_tasks: not with several ranks; leave it out, and score checkpoints with "
+                       "`tidemill eval --config %s --task FILE`",
+                       c->output_dir);
+    TM_TRY(s->args->scorer->open(&s->trial, c, &s->scores));
+    if (s->args->quiet) return TM_OK;
+    char bytes[32];
+    tm_log(TM_LOG_INFO,
+           "eval_tasks: %u metrics at every evaluation, within %s of the budget, or more where it has more",
+           s->scores.n, tm_format_size(s->scores.run_bytes, bytes, sizeof bytes));
+    return TM_OK;
+}
+
 void session_close(session *s) {
+    if (s->trial) s->args->scorer->close(s->trial);
+    s->trial = NULL;
     data_close(s->train);
     data_close(s->eval);
     text_close(&s->text);
@@ -308,6 +330,7 @@ tm_status session_prepare(session *s, bool data_optional) {
     TM_TRY(tm_config_resolve_model(s->cfg, model.hidden_size));
     TM_TRY(open_base(s, data_optional));
     if (s->cfg->data.train) TM_TRY(check_data(s->cfg));
+    TM_TRY(open_trial(s));
     bool there = s->cfg->data.train != NULL;
     if (there || !data_optional) TM_TRY(text_open(&s->text, s->source, session_host_bytes(s->cfg)));
     if (data_optional && (!there || (!s->text.tokenizer && !data_is_rows(&s->cfg->data.train_items)))) {

@@ -45,8 +45,10 @@ typedef struct session {
     uint64_t reference_hash;  /* of the reference's weights; 0: there is none of its own */
     text_tools text;
     data_file *train, *eval;
-    uint64_t label_bytes; /* session_label_bytes of eval; 0: not known */
-    char rows_basis[256]; /* what the lengths of rows are taken from (tidemill plan) */
+    uint64_t label_bytes;   /* session_label_bytes of eval; 0: not known */
+    struct tm_trial *trial; /* eval_tasks, by args->scorer; NULL: none */
+    tm_scores scores;       /* of it */
+    char rows_basis[256];   /* what the lengths of rows are taken from (tidemill plan) */
     /* device.c */
     char device[24];       /* "cuda:1": this rank's on its node, where the configuration names a kind alone; else "" */
     uint64_t device_bytes; /* of the arena, where the configuration leaves it open; 0: as it says */
@@ -138,8 +140,13 @@ uint64_t session_reference_bytes(const session *s); /* of all values; of files t
 job_opts session_reference_options(const session *s); /* of the job that makes them */
 job_shape session_reference_shape(const session *s);  /* the largest micro-batch that it is given */
 job_shape session_eval_shape(const session *s);       /* of an evaluation; s->eval is there */
-bool session_commits(const session *s);               /* such a job makes commits */
-bool session_has_checkpoints(const tm_config *c);     /* before its end, where it is long enough */
+static inline bool session_evaluates(const session *s) {
+    return s->eval || s->trial;
+}
+/* Weights are scored as they are computed with; an adapter as it is. */
+tm_fmt session_score_format(const tm_config *c);
+bool session_commits(const session *s);           /* such a job makes commits */
+bool session_has_checkpoints(const tm_config *c); /* before its end, where it is long enough */
 /* Of the budget, of such a job: a page about the run so far, beside the plan (train, trainer_report.c), with the step that is drawn
  * on it, ready from the start, and the file's buffer. */
 enum { SESSION_PAGE_BYTES = 512 << 10 };

@@ -138,7 +138,8 @@ tm_status job_open(tm_job **out, const job_opts *opts) {
                       "folder with weights, or a config.json of the text model alone",
                       opts->model));
     bool in_place = opts->adapter || opts->freeze || opts->roles;
-    if (opts->config_only && !opts->init_random && (config.composite || in_place)) look_at_weights(job, opts->model);
+    bool looks = opts->config_only && !opts->init_random && !opts->unwritten;
+    if (looks && (config.composite || in_place)) look_at_weights(job, opts->model);
     (void)tm_model_find_names(&config, source_has, job->source); /* without it the first tensor is missed below */
     TM_GO(job_create_model(&job->model, &config, opts));
     tm_model_set_positions(job->model, opts->positions);

@@ -85,7 +85,7 @@ void trainer_close(trainer *t) {
     reference_free(&t->reference);
     run_plans_free(&t->plans);
     tm_buf_free(&t->out.directories);
-    TM_FREE_ALL(t->saves.step, t->out.directory, t->out.directories_of, t->out.claim_paths);
+    TM_FREE_ALL(t->saves.step, t->eval.task, t->out.directory, t->out.directories_of, t->out.claim_paths);
     tm_commit_close(t->from.commit);
     trainer_forget_old(t);
     session_close(&t->s);
@@ -222,6 +222,7 @@ static tm_status prepare_run(trainer *t) {
     TM_TRY(session_agree(&t->s, rc));
     TM_TRY(session_agree(&t->s, session_prepare(&t->s, false)));
     TM_TRY(session_agree(&t->s, trainer_check_metric(t)));
+    TM_TRY(session_agree(&t->s, trainer_open_tasks(t)));
     TM_TRY(trainer_same_input(t));
     TM_TRY(session_agree(&t->s, trainer_check_commit(t)));
     if (t->from.done) return session_agree(&t->s, trainer_end_finished(t));

@@ -139,6 +139,7 @@ typedef struct trainer_eval {
     bool under_way;
     uint64_t step;
     step_total total; /* of its steps so far */
+    double *task;     /* [s.scores.n] what tasks came to */
 } trainer_eval;
 
 typedef struct trainer {
@@ -303,6 +304,16 @@ void trainer_describe_best(const trainer *t, tm_json_writer *w);  /* its step, h
 void trainer_describe_saves(const trainer *t, tm_json_writer *w); /* into a commit, */
 tm_status trainer_read_saves(trainer *t, const tm_json *info);    /* and from it */
 tm_status trainer_committed_saves(trainer *t);                    /* it was published */
+
+/* A model or adapter of the state as it is, into `dir`; collective. */
+tm_status trainer_write_model(trainer *t, const char *dir, tm_fmt dtype);
+
+/* trainer_tasks.c: eval_tasks. */
+tm_status trainer_open_tasks(trainer *t);
+tm_status trainer_score_tasks(trainer *t); /* the state is settled: with its weights */
+bool trainer_task_metric(const trainer *t, const char *name, double *value); /* false: none of that name */
+void trainer_log_tasks(const trainer *t, tm_json_writer *w);                 /* into an evaluation's line */
+void trainer_say_tasks(const trainer *t);
 
 /* trainer_patience.c: metric_for_best_model, early stopping. */
 tm_status trainer_check_metric(const trainer *t);     /* the data are there: evaluations have it */

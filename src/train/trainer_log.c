@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static void bytes_fields(tm_json_writer *w, const tm_run_stats *run) {
     tm_jw_field_uint(w, "read_bytes", tm_kinds_sum(run->read_bytes));
@@ -133,5 +134,6 @@ tm_status trainer_log_event(trainer *t, const char *event, const char *hash, dou
         step_total_write(t->job, &t->eval.total, &w);
         eval_fields(t, &w, eval_loss);
     }
+    if (!strcmp(event, "eval")) trainer_log_tasks(t, &w);
     return trainer_line_end(t, &w, &out);
 }

@@ -113,6 +113,9 @@ static tm_status refuse_replaced(const trainer *t) {
     if (would_replace(&output, c->model)) return refuse_replacing(t, "those of the model", c->model);
     TM_TRY(refuse_data(t, &output, &c->data.train_items, "the training data"));
     TM_TRY(refuse_data(t, &output, &c->data.eval_items, "the evaluation data"));
+    for (uint32_t i = 0; i < c->eval_tasks.file.n; i++)
+        if (would_replace(&output, c->eval_tasks.file.item[i]))
+            return refuse_replacing(t, "questions of eval_tasks", c->eval_tasks.file.item[i]);
     const char *config = t->s.args->config;
     if (config && would_replace(&output, config)) return refuse_replacing(t, "the configuration", config);
     if (is_part_of_a_run(c->output_dir, run, sizeof run)) return refuse_replacing(t, "those of another run", run);

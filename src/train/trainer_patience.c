@@ -10,6 +10,9 @@ static const char *const of_tokens[] = {"perplexity", "bits_per_byte"};
 
 static bool is_there(const trainer *t, const char *name) {
     const tm_objective *o = tm_objective_of(t->s.cfg->objective.type);
+    double value;
+    if (trainer_task_metric(t, name, &value)) return true;
+    if (!t->s.eval) return false;
     if (!strcmp(name, "loss")) return true;
     for (size_t i = 0; i < TM_COUNT(of_tokens) && !o->by_sample; i++)
         if (!strcmp(name, of_tokens[i])) return i == 0 || t->s.label_bytes;
@@ -18,15 +21,24 @@ static bool is_there(const trainer *t, const char *name) {
     return false;
 }
 
-tm_status trainer_check_metric(const trainer *t) {
+static tm_status list_metrics(const trainer *t, tm_buf *all) {
     const tm_objective *o = tm_objective_of(t->s.cfg->objective.type);
+    if (t->s.eval) {
+        TM_TRY(tm_buf_printf(all, "loss"));
+        for (size_t i = 0; i < TM_COUNT(of_tokens) && !o->by_sample; i++)
+            if (i == 0 || t->s.label_bytes) TM_TRY(tm_buf_printf(all, ", %s", of_tokens[i]));
+        for (uint32_t i = 0; i < o->n_metrics; i++) TM_TRY(tm_buf_printf(all, ", %s", o->metric[i]));
+    }
+    for (uint32_t i = 0; i < t->s.scores.n; i++)
+        TM_TRY(tm_buf_printf(all, "%s%s", all->len ? ", " : "", t->s.scores.name[i]));
+    return TM_OK;
+}
+
+tm_status trainer_check_metric(const trainer *t) {
     const char *name = t->s.cfg->metric_for_best;
     tm_buf all = {0};
-    if (!t->s.eval || !t->s.cfg->track_best || is_there(t, name)) return TM_OK;
-    tm_status rc = tm_buf_printf(&all, "loss");
-    for (size_t i = 0; i < TM_COUNT(of_tokens) && !o->by_sample && rc == TM_OK; i++)
-        if (i == 0 || t->s.label_bytes) rc = tm_buf_printf(&all, ", %s", of_tokens[i]);
-    for (uint32_t i = 0; i < o->n_metrics && rc == TM_OK; i++) rc = tm_buf_printf(&all, ", %s", o->metric[i]);
+    if (!session_evaluates(&t->s) || !t->s.cfg->track_best || is_there(t, name)) return TM_OK;
+    tm_status rc = list_metrics(t, &all);
     if (rc == TM_OK)
         rc = tm_fail(TM_EINPUT, "\"metric_for_best_model\": an evaluation of this run has no \"%s\"; it has %s", name,
                      all.data);
@@ -41,6 +53,9 @@ double trainer_bits_per_byte(const trainer *t) {
 double trainer_metric(const trainer *t, double loss) {
     const char *name = t->s.cfg->metric_for_best;
     double value[STEP_METRICS];
+    double of_task;
+    if (trainer_task_metric(t, name, &of_task)) return of_task;
+    if (!t->s.eval) return NAN;
     uint32_t n = step_total_metrics(t->job, &t->eval.total, value);
     if (!strcmp(name, "perplexity")) return exp(loss);
     if (!strcmp(name, "bits_per_byte")) return trainer_bits_per_byte(t);

@@ -224,7 +224,7 @@ tm_status trainer_open_job(trainer *t) {
     t->plans.step = choice.plan;
     choice.plan = NULL;
     planner_drop(&choice);
-    if (rc == TM_EBUDGET) return refuse_forced(t, &choice.refusal);
+    if (rc == TM_EBUDGET) return run_blame_tasks(&t->s, refuse_forced(t, &choice.refusal));
     if (rc != TM_OK) return rc;
     if (!t->s.args->quiet) say_plan(t, &way[choice.way]);
     return t->s.args->quiet || !session_is_rank0(&t->s) ? TM_OK : say_autos(t);

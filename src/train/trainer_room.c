@@ -46,12 +46,13 @@ static tm_status refuse(const trainer *t, const output_room *r) {
     bool change_fits = fewer(t, r, change, sizeof change);
     if (change_fits)
         snprintf(advice, sizeof advice, "make room, give another output_dir, or keep fewer folders: --set %s", change);
-    tm_status rc = tm_fail(
-        TM_EINPUT,
-        "%s: %s free, this run writes %s there: a model of %s at its end and %" PRIu64 " checkpoint folders of %s; %s",
-        t->s.cfg->output_dir, tm_format_size(r->have, x, sizeof x),
-        tm_format_size(r->model + r->folders * r->folder, y, sizeof y), tm_format_size(r->model, m, sizeof m),
-        r->folders, tm_format_size(r->folder, f, sizeof f), advice);
+    tm_status rc =
+        tm_fail(TM_EINPUT,
+                "%s: %s free, this run writes %s there: a model of %s at its end%s and %" PRIu64
+                " checkpoint folders of %s; %s",
+                t->s.cfg->output_dir, tm_format_size(r->have, x, sizeof x),
+                tm_format_size(r->model + r->folders * r->folder, y, sizeof y), tm_format_size(r->model, m, sizeof m),
+                t->s.trial ? " (or for eval_tasks)" : "", r->folders, tm_format_size(r->folder, f, sizeof f), advice);
     if (change_fits) tm_change_advise("%s", change);
     return rc;
 }
@@ -69,6 +70,8 @@ static tm_status check_shards(const trainer *t, uint64_t model) {
 /* Without a limit somebody may mean to take folders away in between: then only the first has to fit. */
 tm_status trainer_check_room(const trainer *t) {
     uint64_t model = job_export_bytes(t->job, session_save_format(t->s.cfg));
+    uint64_t scored = t->s.trial ? job_export_bytes(t->job, session_score_format(t->s.cfg)) : 0;
+    uint64_t last = tm_max_u64(model, scored); /* tasks have theirs beside all folders, and give it back */
     uint64_t have = tm_free_bytes(t->s.cfg->output_dir);
     TM_TRY(check_shards(t, model));
     if (have == 0) return TM_OK; /* not known: found out while it is written */
@@ -76,14 +79,14 @@ tm_status trainer_check_room(const trainer *t) {
     uint64_t folder = model + (t->s.cfg->save_state ? ranks * tm_store_state_bytes(t->job->layout, 1, true) : 0);
     uint64_t folders = folders_beside(t, folders_left(t)), needed = folders;
     if (t->s.cfg->save_total_limit == 0 && needed > 1) needed = 1;
-    if (model + needed * folder > have)
-        return refuse(t, &(output_room){.have = have, .model = model, .folder = folder, .folders = needed});
-    if (folders > (have - model) / tm_max_u64(folder, 1)) {
+    if (last + needed * folder > have)
+        return refuse(t, &(output_room){.have = have, .model = last, .folder = folder, .folders = needed});
+    if (folders > (have - last) / tm_max_u64(folder, 1)) {
         char f[32], x[32];
         tm_log(TM_LOG_WARN,
                "%s: %s free, room for %" PRIu64 " of the %" PRIu64
                " checkpoint folders of %s that this run writes; save_total_limit removes the oldest",
-               t->s.cfg->output_dir, tm_format_size(have, x, sizeof x), (have - model) / folder, folders,
+               t->s.cfg->output_dir, tm_format_size(have, x, sizeof x), (have - last) / folder, folders,
                tm_format_size(folder, f, sizeof f));
     }
     return TM_OK;

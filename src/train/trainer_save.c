@@ -10,15 +10,18 @@
 
 /* ---- a model as a folder --------------------------------------------------------------------------------------- */
 
-static tm_status save_to(trainer *t, const char *dir) {
-    tm_fmt dtype = session_save_format(t->s.cfg);
-    TM_TRY(trainer_settle(t));
-    trainer_kill_point("kill_before_export");
+tm_status trainer_write_model(trainer *t, const char *dir, tm_fmt dtype) {
     if (t->s.cfg->adapter) return job_export_adapter(t->job, dir, dtype);
     TM_TRY(job_export(t->job, dir, dtype, t->s.cfg->max_shard_size));
     if (!session_is_rank0(&t->s)) return TM_OK;
     trainer_kill_point("kill_in_export");
     return tm_source_write_side_files(t->s.source, dir, dtype);
+}
+
+static tm_status save_to(trainer *t, const char *dir) {
+    TM_TRY(trainer_settle(t));
+    trainer_kill_point("kill_before_export");
+    return trainer_write_model(t, dir, session_save_format(t->s.cfg));
 }
 
 static const char *checkpoint_path(const trainer *t, int64_t step, char *buf, size_t cap) {
@@ -74,8 +77,14 @@ tm_status trainer_find_best(trainer *t) {
 }
 
 static const char *eval_hash(const trainer *t, char text[20]) {
-    snprintf(text, 20, "%016" PRIx64, t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0);
+    uint64_t data = t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0;
+    snprintf(text, 20, "%016" PRIx64, data ^ t->s.scores.hash);
     return text;
+}
+
+static const char *eval_name(const trainer *t) {
+    if (t->s.trial) return t->s.eval ? "data.eval, or a file of eval_tasks" : "a file of eval_tasks";
+    return t->s.cfg->data.eval ? t->s.cfg->data.eval : "data.eval";
 }
 
 void trainer_describe_best(const trainer *t, tm_json_writer *w) {
@@ -126,7 +135,7 @@ tm_status trainer_read_saves(trainer *t, const tm_json *info) {
     return tm_fail(TM_EINPUT,
                    "%s: holds other samples than when the best checkpoint of the run in %s was found with it; put the "
                    "old file back",
-                   t->s.cfg->data.eval ? t->s.cfg->data.eval : "data.eval", t->s.cfg->output_dir);
+                   eval_name(t), t->s.cfg->output_dir);
 }
 
 /* The latest and the best; at the end with a limit of 1 only the best, as in HF Trainer. */

@@ -85,21 +85,26 @@ static tm_status one_step(trainer *t) {
 }
 
 /* Where the loss is one of a token, what it means for one; else how often the better row is told from the worse. */
-static void say_evaluation(const trainer *t, double loss) {
+static void say_loss(const trainer *t, double loss) {
     double value[STEP_METRICS];
     uint32_t n = step_total_metrics(t->job, &t->eval.total, value);
-    tm_say("step %" PRId64 ": evaluation loss %.4f", t->step, loss);
+    tm_say(" loss %.4f", loss);
     if (!t->job->objective->by_sample) tm_say(", perplexity %.3f", exp(loss));
     for (uint32_t i = 0; i < n; i++)
         if (isfinite(value[i])) tm_say(", %s %.4g", t->job->objective->metric[i], value[i]);
+}
+
+static void say_evaluation(const trainer *t, double loss) {
+    tm_say("step %" PRId64 ": evaluation", t->step);
+    if (t->s.eval) say_loss(t, loss);
+    trainer_say_tasks(t);
     tm_say("\n");
 }
 
-static tm_status evaluate(trainer *t) {
-    if (!t->s.eval) return TM_OK;
-    TM_TRY(trainer_settle(t));
-    t->eval.under_way = true;
+static tm_status evaluate_data(trainer *t, double *loss) {
     t->eval.total = (step_total){0};
+    if (!t->s.eval) return TM_OK;
+    t->eval.under_way = true;
     tm_status rc = TM_OK;
     uint64_t steps = tm_dataset_steps_per_epoch(data_set(t->s.eval));
     job_phase phase;
@@ -114,8 +119,16 @@ static tm_status evaluate(trainer *t) {
     }
     job_phase_end(&phase);
     t->eval.under_way = false;
-    if (rc != TM_OK) return rc;
-    double loss = step_total_loss(t->job, &t->eval.total);
+    if (rc == TM_OK) *loss = step_total_loss(t->job, &t->eval.total);
+    return rc;
+}
+
+static tm_status evaluate(trainer *t) {
+    double loss = NAN;
+    if (!session_evaluates(&t->s)) return TM_OK;
+    TM_TRY(trainer_settle(t));
+    TM_TRY(evaluate_data(t, &loss));
+    TM_TRY(trainer_score_tasks(t));
     t->saves.loss = trainer_metric(t, loss);
     trainer_count_patience(t, t->saves.loss);
     if (!t->s.args->quiet) say_evaluation(t, loss);

@@ -148,7 +148,8 @@ tm_status trainer_watch_start(trainer *t) {
 static bool looked_at(const trainer *t) {
     const tm_config *c = t->s.cfg;
     int64_t next = t->step + 1;
-    return next >= c->total_steps || (t->s.eval && trainer_due(t, c->eval_steps, TM_BY_EPOCH_EVAL, next)) ||
+    return next >= c->total_steps ||
+           (session_evaluates(&t->s) && trainer_due(t, c->eval_steps, TM_BY_EPOCH_EVAL, next)) ||
            trainer_due(t, c->save_steps, TM_BY_EPOCH_SAVE, next) || trainer_commit_due(t);
 }
 

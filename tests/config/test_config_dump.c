@@ -164,6 +164,13 @@ static const row rows[] = {
      {"\"load_best_model_at_end\":true", "\"greater_is_better\":true"}},
     {"\"val_dataset\": \"e.jsonl\", \"metric_for_best_model\": \"token_accuracy\", \"greater_is_better\": false",
      {"\"metric_for_best_model\":\"token_accuracy\"", "\"greater_is_better\":false"}},
+    {"\"eval_tasks\": [\"a.jsonl\", \"b.json\"], \"eval_limit\": 20, \"eval_tasks_num_fewshot\": 0,"
+     " \"eval_tasks_apply_chat_template\": true, \"eval_tasks_max_new_tokens\": 8, \"eval_tasks_batch_size\": 4",
+     {"\"eval_tasks\":[\"a.jsonl\",\"b.json\"]", "\"eval_tasks_limit\":20", "\"eval_tasks_num_fewshot\":0",
+      "\"eval_tasks_apply_chat_template\":true", "\"eval_tasks_max_new_tokens\":8", "\"eval_tasks_batch_size\":4"}},
+    {"\"eval_tasks\": \"a.jsonl\", \"load_best_model_at_end\": true, \"metric_for_best_model\": \"a_acc\","
+     " \"save_steps\": 10, \"eval_steps\": 5",
+     {"\"eval_tasks\":[\"a.jsonl\"]", "\"metric_for_best_model\":\"a_acc\"", "\"greater_is_better\":true"}},
     {"\"save_strategy\": \"no\", \"wall_clock_breakdown\": true",
      {"\"save_steps\":0", "\"wall_clock_breakdown\":true"}},
 };

@@ -138,6 +138,7 @@ static const char *const may_change[] = {"model",
                                          "commit_steps",
                                          "strategy",
                                          "per_device_eval_batch_size",
+                                         "eval_tasks_batch_size",
                                          "strict",
                                          "logging_steps",
                                          "keep_state",
@@ -156,7 +157,12 @@ static const char *const without_best[] = {"save_strategy",
                                            "load_best_model_at_end",
                                            "save_steps",
                                            "eval_steps",
-                                           "eval_strategy"};
+                                           "eval_strategy",
+                                           "eval_tasks",
+                                           "eval_tasks_limit",
+                                           "eval_tasks_num_fewshot",
+                                           "eval_tasks_apply_chat_template",
+                                           "eval_tasks_max_new_tokens"};
 static const char *const on_other_ranks[] = {"per_device_train_batch_size", "gradient_accumulation_steps"};
 
 static bool is_one_of(const char *const *names, size_t n, const char *name) {

@@ -182,6 +182,7 @@ void trainer_describe_input(const trainer *t, tm_json_writer *w) {
     if (t->s.reference_hash) field_hex(w, "reference", t->s.reference_hash);
     field_hex(w, "data", t->s.train ? tm_dataset_fingerprint(data_set(t->s.train)) : 0);
     field_hex(w, "eval", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0);
+    if (t->s.trial) field_hex(w, "tasks", t->s.scores.hash);
 }
 
 /* Where the base itself is the reference nothing is said of one. */
@@ -201,6 +202,8 @@ static tm_status compare_finished(const trainer *t, const earlier *e, tm_buf *di
         TM_TRY(tm_buf_printf(differ, "data.train holds other samples; "));
     if (!same_hex(root, "eval", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0))
         TM_TRY(tm_buf_printf(differ, "data.eval holds other samples; "));
+    if (t->s.trial && tm_json_get(root, "tasks") && !same_hex(root, "tasks", t->s.scores.hash))
+        TM_TRY(tm_buf_printf(differ, "files of eval_tasks hold other questions; "));
     return compare_config(t, tm_json_get(root, "config"), ranks != (t->s.comm ? t->s.ranks.ranks : 1), differ);
 }
 
