@@ -26,7 +26,8 @@ static tm_status add(tm_method_settings *s, const char *key, const tm_json *valu
 /* Where there is no adapter all parameters learn, which is said, so that options that ask for one contradict it. */
 static tm_status take(tm_method_settings *s, const tm_json *root) {
     const tm_json *device = tm_json_get(tm_json_get(root, "memory"), "device");
-    s->compared = !device && !tm_json_get(root, "strategy") && !tm_json_get(root, "objective");
+    s->compared = !tm_json_get(root, "strategy") && !tm_json_get(root, "objective");
+    s->on_gpu = device != NULL;
     for (const tm_json *m = root->child; m; m = m->next)
         if (tm_config_is_of_method(m->key) || !strcmp(m->key, "strategy")) TM_TRY(add(s, m->key, m));
     if (device) TM_TRY(add(s, "memory.device", device));

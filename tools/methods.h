@@ -18,7 +18,8 @@ enum { TM_METHOD_SETTINGS = 6 };
 typedef struct tm_method_settings {
     tm_buf set[TM_METHOD_SETTINGS]; /* "key=value", over all defaults */
     size_t n;
-    bool compared; /* in the table of `plan` without one: answers are learned, on what computes by default */
+    bool compared; /* in the table of `plan` without one: answers are learned, */
+    bool on_gpu;   /* and that on a GPU: where the machine has some */
 } tm_method_settings;
 /* *out is freed by tm_method_free, after a failure too. */
 TM_MUST_USE tm_status tm_method_read(const tm_method *m, tm_method_settings *out);

@@ -1,6 +1,7 @@
 /* Each cell is what `plan` says of that method under that budget; nothing here is estimated. */
 #include "tools/plan_table.h"
 
+#include "offload/machine/machine.h"
 #include "tools/tools.h"
 
 #include <inttypes.h>
@@ -105,20 +106,31 @@ uint64_t tm_table_memory(const tm_plan_args *args, bool now) {
     return (now || all == UINT64_MAX ? free_bytes : all) / 5 * 4;
 }
 
-static tm_status take_compared(tm_table *t) {
+static tm_status look_for_gpus(const tm_plan_args *args, bool *gpus) {
+    tm_machine m;
+    *gpus = false;
+    if (!args->hardware) return TM_OK;
+    TM_TRY(tm_machine_load_with(args->hardware, args->set_hardware, args->n_set_hardware, &m));
+    *gpus = m.gpus > 0;
+    return TM_OK;
+}
+
+static tm_status take_compared(tm_table *t, const tm_plan_args *args) {
+    bool gpus;
+    TM_TRY(look_for_gpus(args, &gpus));
     for (size_t i = 0; i < tm_method_count; i++) {
         tm_method_settings s;
         tm_status rc = tm_method_read(&tm_methods[i], &s);
-        if (rc == TM_OK && s.compared) t->row[t->n++].method = &tm_methods[i];
+        if (rc == TM_OK && s.compared && (gpus || !s.on_gpu)) t->row[t->n++].method = &tm_methods[i];
         tm_method_free(&s);
         TM_TRY(rc);
     }
     return TM_OK;
 }
 
-static int take_methods(tm_table *t, const char *names, bool as_said) {
+static int take_methods(tm_table *t, const tm_plan_args *args, const char *names, bool as_said) {
     if (as_said) t->n = 1;
-    if (!names && !as_said && take_compared(t) != TM_OK) return tm_cmd_fail();
+    if (!names && !as_said && take_compared(t, args) != TM_OK) return tm_cmd_fail();
     for (const char *at = names; at && *at; at += strcspn(at, ","), at += *at == ',') {
         size_t n = strcspn(at, ",");
         const tm_method *m = tm_method_find(at, n);
@@ -243,7 +255,7 @@ int tm_plan_show_table(const tm_plan_args *args, const char *methods, const char
     static tm_table t;
     bool any = false;
     t = (tm_table){.memory = tm_table_memory(args, false)};
-    int rc = take_methods(&t, methods, !methods && tm_method_is_said(args->train.set, args->train.n_set));
+    int rc = take_methods(&t, args, methods, !methods && tm_method_is_said(args->train.set, args->train.n_set));
     if (rc >= 0) return rc;
     for (unsigned i = 0; i < t.n; i++) {
         if (tm_table_fill(args, t.memory, &t.row[i]) != TM_OK) return tm_cmd_fail();

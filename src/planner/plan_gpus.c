@@ -36,10 +36,20 @@ static uint64_t arena_of(const planning *g, const tm_device_traits *traits) {
     return tm_max_u64(bytes / traits->alignment, 1) * traits->alignment;
 }
 
+static tm_status check_gpus(const planning *g) {
+    const tm_config *c = g->s->cfg;
+    bool asked = c->memory.device_given && strncmp(c->memory.device, "cpu", 3) != 0;
+    if (!g->hardware || g->machine.gpus > 0 || !asked) return TM_OK;
+    return tm_fail(TM_EINPUT,
+                   "\"memory.device\": \"%s\": %s has no GPU; plan for another machine, or leave the key out",
+                   c->memory.device, g->machine.name);
+}
+
 tm_status plan_take_gpus(planning *g) {
     session *s = g->s;
     tm_config *c = s->cfg;
     tm_device_traits traits;
+    TM_TRY(check_gpus(g));
     leave_out_gpus(g);
     if (g->machine.gpus == 0) return TM_OK;
     TM_TRY(tm_device_known(KIND, &traits));

@@ -173,6 +173,13 @@ static const words_row tables[] = {
      "uniq -c",
      0,
      {"     11 1\n"}},
+    {"$T plan --model $M --seq_len 64 --hardware 2x24gb --no-measure", 0, {"* full ", "* gpu "}},
+    {"$T plan --model $M --seq_len 64 --hardware cpu-8core --no-measure", 0, {"qlora"}, "gpu"},
+    {"$T plan $S/examples/templates/gpu.json --model $M --dataset $D --hardware cpu-8core --no-measure",
+     2,
+     {"\"memory.device\": \"cuda\": 8 cores (AVX2), 64 GB, 1 NVMe has no GPU; plan for another machine"},
+     NULL,
+     1},
     {"learns() { sed 's/.*\"learning_parameters\": \\([0-9]*\\).*/\\1/'; }; for m in full lora dora qlora; do "
      "a=$($T plan --model $M --seq_len 64 --method $m --no-measure --json | learns); "
      "b=$($T plan $S/examples/templates/$m.json --model $M --dataset $D --seq_len 64 --no-measure --json | learns); "
