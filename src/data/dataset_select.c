@@ -142,6 +142,16 @@ static bool is_all(const selection *s) {
     return s->opts->held_out == 0;
 }
 
+/* Which samples are of which group: all, or those that were kept. */
+static tm_status remember(const selection *s, bool all) {
+    uint32_t n = s->files->n_groups;
+    uint64_t *end = s->ds->group_end = tm_malloc(n * sizeof *end);
+    if (!end) return tm_nomem(n * sizeof *end);
+    for (uint32_t g = 0; g < n; g++) end[g] = all ? s->end[g] : (g ? end[g - 1] : 0) + s->kept[g];
+    s->ds->n_groups = n;
+    return TM_OK;
+}
+
 static tm_status apply(selection *s) {
     uint64_t first = 0;
     TM_TRY(count_held(s));
@@ -154,16 +164,7 @@ static tm_status apply(selection *s) {
         first += s->kept[g];
     }
     count_again(s->ds);
-    return TM_OK;
-}
-
-static tm_status remember(const selection *s) {
-    uint32_t n = s->files->n_groups;
-    s->ds->group_end = tm_malloc(n * sizeof *s->ds->group_end);
-    if (!s->ds->group_end) return tm_nomem(n * sizeof *s->ds->group_end);
-    for (uint32_t g = 0; g < n; g++) s->ds->group_end[g] = s->end[g];
-    s->ds->n_groups = n;
-    return TM_OK;
+    return s->ds->counts.samples == s->out ? remember(s, false) : TM_OK;
 }
 
 bool data_selects(const tm_data_files *files, const tm_dataset_opts *opts) {
@@ -179,7 +180,7 @@ tm_status data_select(data_scan *scan, const tm_data_files *files) {
     s.kept = tm_calloc(files->n_groups, sizeof *s.kept);
     if (!s.wanted || !s.kept) TM_GO(tm_nomem(files->n_groups * sizeof *s.kept));
     for (uint32_t g = 0; g < files->n_groups; g++) s.wanted[g] = wanted_of(&s, g);
-    rc = is_all(&s) ? remember(&s) : apply(&s);
+    rc = is_all(&s) ? remember(&s, true) : apply(&s);
 done:
     TM_FREE_ALL(s.wanted, s.kept);
     return rc;

@@ -226,6 +226,17 @@ static void test_some_samples(void **state) {
     assert_true(fabs(tm_json_get(a, "loss")->number - tm_json_get(b, "loss")->number) < 1e-9);
     tm_json_free(some);
     tm_json_free(said);
+    const char *other = some_lines(run_dir(), "other.jsonl", CHATS, 20, 10);
+    some = judged(SETS("--model", TINY, "--data", CHATS "#3", "--data", run_format("%s#2", other)));
+    a = tm_json_root(some);
+    const tm_json *first = tm_json_get(tm_json_get(a, "files"), CHATS),
+                  *second = tm_json_get(tm_json_get(a, "files"), other);
+    assert_int_equal(tm_json_get(a, "samples")->integer, 5);
+    assert_true(first && second);
+    assert_int_equal(tm_json_get(first, "tokens")->integer + tm_json_get(second, "tokens")->integer,
+                     tm_json_get(a, "tokens")->integer);
+    assert_true(tm_json_get(first, "tokens")->integer > 0 && tm_json_get(second, "tokens")->integer > 0);
+    tm_json_free(some);
     refused("--data " CHATS "#0: that is no sample at all", SETS("--model", TINY, "--data", CHATS "#0"));
     refused("one whole file", SETS("--model", TINY, "--data", CHATS "#3", "--exact-match"));
 }
