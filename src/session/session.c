@@ -187,19 +187,13 @@ void session_keep_data(session *s, bool keep) {
     if (s->eval) data_keep(s->eval, keep);
 }
 
-/* With several ranks one would answer, and the others wait. */
 static tm_status open_trial(session *s) {
     const tm_config *c = s->cfg;
     if (c->eval_tasks.file.n == 0) return TM_OK;
     if (!s->args->scorer)
         return tm_fail(TM_EUNSUPPORTED, "eval_tasks: this program has nothing that answers questions");
-    if (s->comm)
-        return tm_fail(TM_EUNSUPPORTED,
-                       "eval_tasks: not with several ranks; leave it out, and score checkpoints with "
-                       "`tidemill eval --config %s --task FILE`",
-                       c->output_dir);
     TM_TRY(s->args->scorer->open(&s->trial, c, &s->scores));
-    if (s->args->quiet) return TM_OK;
+    if (s->args->quiet || !session_is_rank0(s)) return TM_OK;
     char bytes[32];
     tm_log(TM_LOG_INFO,
            "eval_tasks: %u metrics at every evaluation, within %s of the budget, or more where it has more",

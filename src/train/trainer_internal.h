@@ -310,7 +310,7 @@ tm_status trainer_write_model(trainer *t, const char *dir, tm_fmt dtype);
 
 /* trainer_tasks.c: eval_tasks. */
 tm_status trainer_open_tasks(trainer *t);
-tm_status trainer_score_tasks(trainer *t); /* the state is settled: with its weights */
+tm_status trainer_score_tasks(trainer *t); /* collective; the state is settled: with its weights */
 bool trainer_task_metric(const trainer *t, const char *name, double *value); /* false: none of that name */
 void trainer_log_tasks(const trainer *t, tm_json_writer *w);                 /* into an evaluation's line */
 void trainer_say_tasks(const trainer *t);

@@ -35,6 +35,7 @@ tm_status trainer_same_input(trainer *t) {
     TM_TRY(session_same(&t->s, "the reference model's weights", t->s.reference_hash));
     TM_TRY(session_same(&t->s, "the training data", tm_dataset_fingerprint(data_set(t->s.train))));
     TM_TRY(session_same(&t->s, "the evaluation data", t->s.eval ? tm_dataset_fingerprint(data_set(t->s.eval)) : 0));
+    TM_TRY(session_same(&t->s, "the questions of eval_tasks", t->s.scores.hash));
     tm_status rc = session_agree(&t->s, trainer_numerics(t, &numerics));
     if (rc == TM_OK)
         rc = session_same_text(&t->s, "what computes (instruction set, matrix library, threads)", numerics.data,

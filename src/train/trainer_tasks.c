@@ -2,6 +2,7 @@
  * (tm_train_args.scorer), and they go again. The run's own state is only read. */
 #include "train/trainer_internal.h"
 
+#include "comm/comm.h"
 #include "io/file/file.h"
 
 #include <inttypes.h>
@@ -21,19 +22,38 @@ static const char *folder_of(const trainer *t, char *path, size_t cap) {
     return path;
 }
 
+static tm_status prepare(const trainer *t, const char *folder) {
+    if (!session_is_rank0(&t->s)) return TM_OK;
+    TM_TRY(tm_make_dirs(t->out.home)); /* the engine's cache may go there; this run may have no files */
+    return tm_remove_tree(folder);
+}
+
+static tm_status ask(trainer *t, const char *folder) {
+    trainer_kill_point("kill_before_tasks");
+    tm_status rc = t->s.args->scorer->score(t->s.trial, folder, run_score_bytes(&t->s, t->job), t->eval.task);
+    trainer_kill_point("kill_after_tasks");
+    return rc;
+}
+
+static tm_status forget(const trainer *t, const char *folder) {
+    tm_status rc = tm_remove_tree(folder);
+    (void)tm_remove_empty(t->out.home);
+    return rc;
+}
+
+/* The first rank asks, the others wait. */
 tm_status trainer_score_tasks(trainer *t) {
     char path[4200];
     const char *folder = folder_of(t, path, sizeof path);
+    bool asks = session_is_rank0(&t->s);
     if (!t->s.trial) return TM_OK;
-    TM_TRY(tm_remove_tree(folder));
-    TM_TRY(tm_make_dirs(t->out.home)); /* the engine's cache may go there; this run may have no files */
-    tm_status rc = trainer_write_model(t, folder, session_score_format(t->s.cfg));
-    trainer_kill_point("kill_before_tasks");
-    if (rc == TM_OK) rc = t->s.args->scorer->score(t->s.trial, folder, run_score_bytes(&t->s, t->job), t->eval.task);
-    trainer_kill_point("kill_after_tasks");
-    rc = tm_first(rc, tm_remove_tree(folder));
-    (void)tm_remove_empty(t->out.home);
-    return rc;
+    TM_TRY(session_agree(&t->s, prepare(t, folder)));
+    tm_status rc = session_agree(&t->s, trainer_write_model(t, folder, session_score_format(t->s.cfg)));
+    if (asks && rc == TM_OK) rc = ask(t, folder);
+    if (asks) rc = tm_first(rc, forget(t, folder));
+    TM_TRY(session_agree(&t->s, rc));
+    if (!t->s.comm) return TM_OK;
+    return tm_comm_broadcast(t->s.comm, TM_COMM_WORLD, 0, t->eval.task, t->s.scores.n * sizeof *t->eval.task);
 }
 
 bool trainer_task_metric(const trainer *t, const char *name, double *value) {

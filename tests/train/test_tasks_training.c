@@ -108,6 +108,17 @@ static void train_ok(const scene *s, const char *const *sets) {
     run_free(&r);
 }
 
+static const char best_by_task[] =
+    ", \"metric_for_best_model\": \"eval_picks_acc_norm\", \"load_best_model_at_end\": true";
+
+/* Of those that are alike the first. */
+static int best_of(char got[STEPS + 1][32]) {
+    int best = EVERY;
+    for (int step = EVERY; step <= STEPS; step += EVERY)
+        if (strtod(got[step], NULL) > strtod(got[best], NULL)) best = step;
+    return best;
+}
+
 /* ---- the same as of the checkpoint ------------------------------------------------------------------------------- */
 
 static void check_scores(const char *precision, const char *more, bool adapter) {
@@ -157,6 +168,31 @@ static void test_scores_from_files(void **state) {
                  false);
 }
 
+/* The first rank asks; all go by what it says, and it may be killed at it. */
+static void check_ranks(const char *const *sets, bool adapter, const char *more) {
+    scene s = scene_open(run_format("%s%s", best_by_task, more));
+    char got[STEPS + 1][32];
+    run_result r;
+#ifdef TIDEMILL_FAULTS
+    r = train(&s, &(run_opts){.ranks = 2, .fault = "kill_before_tasks:2:now:once"}, sets);
+    assert_int_not_equal(r.status, 0);
+    run_free(&r);
+#endif
+    r = train(&s, &(run_opts){.ranks = 2}, sets);
+    RUN_OK(&r);
+    run_free(&r);
+    assert_int_equal(logged(&s, "picks_acc_norm", got), STEPS / EVERY);
+    const char *folder = run_format("%s/checkpoint-%d", s.out, EVERY);
+    assert_string_equal(judged(&s, adapter, folder, "picks", "acc_norm,none", "32"), got[EVERY]);
+    assert_string_equal(judged(&s, adapter, s.out, "picks", "acc_norm,none", "32"), got[best_of(got)]);
+}
+
+static void test_ranks(void **state) {
+    (void)state;
+    check_ranks(SETS("strategy=zero3"), false, "");
+    check_ranks(SETS("strategy=ddp"), true, ", \"adapter\": {\"r\": 4}");
+}
+
 /* ---- the best ---------------------------------------------------------------------------------------------------- */
 
 static tm_json_doc *event(const scene *s, const char *name) {
@@ -168,17 +204,6 @@ static tm_json_doc *event(const scene *s, const char *name) {
     RUN_EXPECT_STATUS(tm_json_parse(&doc, at, strcspn(at, "\n"), "log.jsonl", 0, 0));
     free(text);
     return doc;
-}
-
-static const char best_by_task[] =
-    ", \"metric_for_best_model\": \"eval_picks_acc_norm\", \"load_best_model_at_end\": true";
-
-/* Of those that are alike the first. */
-static int best_of(char got[STEPS + 1][32]) {
-    int best = EVERY;
-    for (int step = EVERY; step <= STEPS; step += EVERY)
-        if (strtod(got[step], NULL) > strtod(got[best], NULL)) best = step;
-    return best;
 }
 
 static void test_best(void **state) {
@@ -319,8 +344,8 @@ static void test_planned(void **state) {
                 planned(&s, "eval_strategy=no", "run_write_bytes") + 2 * model);
 }
 
-static void refused(const scene *s, const char *want, const run_opts *o, const char *set) {
-    run_result r = train(s, o, SETS(set));
+static void refused(const scene *s, const char *want, const char *set) {
+    run_result r = train(s, NULL, SETS(set));
     if (r.status != 2 || !strstr(r.err, want))
         fail_msg("exit status %d, expected 2 and \"%s\": %s", r.status, want, r.err);
     run_free(&r);
@@ -330,15 +355,12 @@ static void refused(const scene *s, const char *want, const run_opts *o, const c
 static void test_refused(void **state) {
     (void)state;
     scene s = scene_open(best_by_task);
-    refused(&s, "it has picks_acc, picks_acc_norm, asks_exact_match_b, asks_numeric_b", NULL,
-            "metric_for_best_model=loss");
-    refused(&s, "it has picks_acc", NULL, "metric_for_best_model=picks_exact");
-    refused(&s, "compares evaluations; give \"data.eval\" or \"eval_tasks\"", NULL, "eval_strategy=no");
-    refused(&s, "nowhere.jsonl", NULL, run_format("eval_tasks=%s", run_path(s.dir, "nowhere.jsonl")));
-    refused(&s, "another task is called picks already", NULL,
-            run_format("eval_tasks=[\"%s\", \"%s\"]", s.picks, s.picks));
-    refused(&s, "with init_lora_weights \"pissa\"", NULL, "adapter={\"r\": 4, \"init_lora_weights\": \"pissa\"}");
-    refused(&s, "not with several ranks", &(run_opts){.ranks = 2}, "max_steps=4");
+    refused(&s, "it has picks_acc, picks_acc_norm, asks_exact_match_b, asks_numeric_b", "metric_for_best_model=loss");
+    refused(&s, "it has picks_acc", "metric_for_best_model=picks_exact");
+    refused(&s, "compares evaluations; give \"data.eval\" or \"eval_tasks\"", "eval_strategy=no");
+    refused(&s, "nowhere.jsonl", run_format("eval_tasks=%s", run_path(s.dir, "nowhere.jsonl")));
+    refused(&s, "another task is called picks already", run_format("eval_tasks=[\"%s\", \"%s\"]", s.picks, s.picks));
+    refused(&s, "with init_lora_weights \"pissa\"", "adapter={\"r\": 4, \"init_lora_weights\": \"pissa\"}");
 }
 
 int main(void) {
@@ -346,6 +368,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_scores, run_clean),
         cmocka_unit_test_teardown(test_scores_of_adapters, run_clean),
         cmocka_unit_test_teardown(test_scores_from_files, run_clean),
+        cmocka_unit_test_teardown(test_ranks, run_clean),
         cmocka_unit_test_teardown(test_best, run_clean),
         cmocka_unit_test_teardown(test_patience, run_clean),
         cmocka_unit_test_teardown(test_killed, run_clean),
