@@ -10,29 +10,54 @@ enum { CHUNK = 512, POSITIONS = 4096, MOST_SEQUENCES = 256 };
 
 /* ---- open ------------------------------------------------------------------------------------------------------- */
 
-/* Of most of the weights; what is neither of 16 bits nor whole is computed in fp32. */
-static tm_dtype own_type(const tm_source *source) {
-    uint64_t of[3] = {0};
-    for (uint32_t i = 0; i < tm_source_tensors(source); i++) {
-        const tm_source_tensor *t = tm_source_tensor_get(source, i);
-        of[t->fmt == TM_FMT_BF16 ? TM_BF16 : t->fmt == TM_FMT_F16 ? TM_F16 : TM_F32] += t->elements;
+typedef enum stored { OF_F32, OF_BF16, OF_F16, OF_BLOCKS, STORED } stored;
+
+static stored stored_as(tm_fmt f) {
+    switch (f) {
+    case TM_FMT_F32:
+    case TM_FMT_F64:
+        return OF_F32;
+    case TM_FMT_BF16:
+        return OF_BF16;
+    case TM_FMT_F16:
+        return OF_F16;
+    default:
+        return OF_BLOCKS;
     }
-    if (of[TM_BF16] > of[TM_F32] && of[TM_BF16] >= of[TM_F16]) return TM_BF16;
-    return of[TM_F16] > of[TM_F32] ? TM_F16 : TM_F32;
 }
 
-/* fp16 has no products of its own on a CPU, and what is added in it may be too large for it. */
-static tm_status choose_for_halves(tm_engine_opts *o) {
-    tm_device_traits traits;
-    if (o->tiers.device && job_device_apart(o->tiers.device, &traits)) return TM_OK;
+/* What most of the weights are, the more exact of two that are as many. */
+static stored most_of(const tm_source *source) {
+    uint64_t of[STORED] = {0};
+    stored most = OF_F32;
+    for (uint32_t i = 0; i < tm_source_tensors(source); i++) {
+        const tm_source_tensor *t = tm_source_tensor_get(source, i);
+        of[stored_as(t->fmt)] += t->elements;
+    }
+    for (stored s = OF_BF16; s < STORED; s++)
+        if (of[s] > of[most]) most = s;
+    return most;
+}
+
+/* fp16 has no products of its own on a CPU, and what is added in it may be too large for it; blocks have no type of their own. */
+static tm_status choose_for_cpu(tm_engine_opts *o, const char *what) {
     TM_TRY(tm_kernels_init(0, TM_ELEM_BF16));
     o->precision = tm_gemm_multiplies_bf16() ? TM_BF16 : TM_F32;
     if (o->precision == TM_BF16)
-        tm_log(
-            TM_LOG_INFO,
-            "weights of f16 are multiplied as bf16, which is fast on this CPU; --precision fp32 keeps their last bits");
+        tm_log(TM_LOG_INFO,
+               "%s are multiplied as bf16, which is fast on this CPU; --precision fp32 keeps their last bits", what);
     else
-        tm_log(TM_LOG_INFO, "weights of f16 are multiplied as fp32: this CPU has no products of 16 bits");
+        tm_log(TM_LOG_INFO, "%s are multiplied as fp32: this CPU has no products of 16 bits", what);
+    return TM_OK;
+}
+
+static tm_status choose_type(tm_engine_opts *o, const tm_source *source) {
+    tm_device_traits traits;
+    bool apart = o->tiers.device && job_device_apart(o->tiers.device, &traits);
+    stored s = most_of(source);
+    if (s == OF_F16 && !apart) return choose_for_cpu(o, "weights of f16");
+    if (s == OF_BLOCKS && !apart) return choose_for_cpu(o, "quantised weights");
+    o->precision = s == OF_BF16 ? TM_BF16 : s == OF_F16 ? TM_F16 : TM_F32;
     return TM_OK;
 }
 
@@ -44,8 +69,7 @@ static tm_status look_at_model(tm_engine *e, tm_model_config *config) {
                                   : tm_source_open(&source, e->opts.model));
     const char *json = tm_source_config(source, &len);
     TM_GO(tm_model_config_parse(config, json, len, e->opts.model));
-    if (!e->opts.precision_given) e->opts.precision = own_type(source);
-    if (e->opts.precision == TM_F16) TM_GO(choose_for_halves(&e->opts));
+    if (!e->opts.precision_given) TM_GO(choose_type(&e->opts, source));
     if (!e->opts.text && !e->opts.plan_only) TM_GO(text_open(&e->text, source, e->opts.tiers.host_budget));
 done:
     tm_source_close(source);

@@ -120,37 +120,48 @@ static void test_packed(void **state) {
     unsetenv("TIDEMILL_GEMM");
 }
 
-/* What is said of a file of halves, and what it answers; precision NULL: the program's choice. */
-static char *answer_of(const char *file, const char *precision, bool *as_bf16) {
+/* What is said of a file of such weights, and what it answers; precision NULL: the program's choice. */
+static char *answer_of(const char *file, const char *precision, const char *weights, bool *as_bf16) {
     run_result r = run((run_opts){0}, "generate", "--model", file, "--prompt", "The tide", "--max-new-tokens", "4",
                        "--json", precision ? "--precision" : NULL, precision, NULL);
     RUN_OK(&r);
     if (!precision) {
-        *as_bf16 = strstr(r.err, "f16 are multiplied as bf16") != NULL;
-        assert_int_equal(*as_bf16, !strstr(r.err, "f16 are multiplied as fp32"));
+        *as_bf16 = strstr(r.err, run_format("%s are multiplied as bf16", weights)) != NULL;
+        assert_int_equal(*as_bf16, !strstr(r.err, run_format("%s are multiplied as fp32", weights)));
     }
     char *out = strdup(r.out);
     run_free(&r);
     return out;
 }
 
-/* Halves are computed with in what the CPU multiplies, which is said. */
+/* Halves and blocks are computed with in what the CPU multiplies, which is said. */
 static void test_halves(void **state) {
     (void)state;
-    const char *dir = run_dir(), *model = make_model(&families[0], dir), *file = run_path(dir, "f16.gguf");
-    bool as_bf16;
-    run_result r = run((run_opts){0}, "convert", model, file, "--dtype", "f16", NULL);
-    RUN_OK(&r);
-    run_free(&r);
-    for (int builtin = 0; builtin < 2; builtin++) {
+    static const struct {
+        const char *type, *weights;
+    } files[] = {{"f16", "weights of f16"}, {"q8_0", "quantised weights"}};
+    char *json = strdup(families[0].json);
+    memcpy(strstr(json, "\"hidden_size\":42") + 14, "96", 2); /* rows of whole blocks */
+    memcpy(strstr(json, "\"intermediate_size\":29") + 20, "64", 2);
+    const char *dir = run_dir(), *model = make_model(&(struct family){.name = "llama", .json = json}, dir);
+    free(json);
+    for (unsigned i = 0; i < 2 * TM_COUNT(files); i++) {
+        const bool builtin = i % 2;
+        const char *file = run_path(dir, run_format("%s.gguf", files[i / 2].type)), *weights = files[i / 2].weights;
+        bool as_bf16;
+        if (!builtin) {
+            run_result r = run((run_opts){0}, "convert", model, file, "--dtype", files[i / 2].type, NULL);
+            RUN_OK(&r);
+            run_free(&r);
+        }
         if (builtin) setenv("TIDEMILL_GEMM", "builtin", 1);
-        char *chosen = answer_of(file, NULL, &as_bf16);
-        char *asked = answer_of(file, as_bf16 ? "bf16" : "fp32", NULL);
+        char *chosen = answer_of(file, NULL, weights, &as_bf16);
+        char *asked = answer_of(file, as_bf16 ? "bf16" : "fp32", NULL, NULL);
+        unsetenv("TIDEMILL_GEMM");
         assert_string_equal(chosen, asked);
         assert_false(builtin && as_bf16);
         free(chosen), free(asked);
     }
-    unsetenv("TIDEMILL_GEMM");
 }
 
 int main(int argc, char **argv) {
