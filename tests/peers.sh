@@ -129,7 +129,7 @@ print(f"SmolLM2: {len(texts)} texts, {sum(map(len, ids))} ids, {len(differ)} tex
       f"{sum(p.numel() for p in model.parameters())} parameters")
 raise SystemExit(bool(differ) or not same_chat)
 EOF
-"$python" -c "import openai, lm_eval" 2>/dev/null || "$venv/bin/pip" install -q openai==3.57.0 "lm-eval[api]==0.4.13" tiktoken
+"$python" -c "import httpx, openai, lm_eval" 2>/dev/null || "$venv/bin/pip" install -q httpx==0.28.1 openai==3.57.0 "lm-eval[api]==0.4.13" tiktoken
 "$python" "$root/tests/peers/serve.py" "$tidemill" smollm2
 
 # 50 questions answered greedily in fp32, the same texts.

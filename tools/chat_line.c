@@ -86,6 +86,8 @@ static bool open_editor(chat_line *l) {
     (void)lib.set(l->edit, EL_CLIENTDATA, l);
     (void)lib.set(l->edit, EL_PROMPT, prompt_of);
     (void)lib.set(l->edit, EL_EDITOR, "emacs");
+    /* Ctrl-D that came while an answer did is read as a zero, which a terminal without lnext would have quote what is next. */
+    (void)lib.set(l->edit, EL_BIND, "^@", "em-delete-or-list", NULL);
     (void)lib.set(l->edit, EL_HIST, lib.history, l->history);
     return lib.history(l->history, &e, H_SETSIZE, REMEMBERED) >= 0;
 }
