@@ -12,7 +12,7 @@ packages='build-essential cmake ninja-build pkg-config
           libopenblas0-pthread libdnnl2'
 for_ranks='libopenmpi-dev openmpi-bin'
 for_tests='libcmocka-dev libglpk-dev clang-format python3 zsh fish' # shells: for the completions
-for_clang='clang-14 libomp-14-dev'
+for_clang='clang-14 libclang-rt-14-dev libomp-14-dev' # the runtimes of its sanitizers and fuzzers are a package of their own
 
 case ${1:-} in
 build) ;;
