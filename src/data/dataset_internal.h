@@ -247,9 +247,10 @@ uint64_t data_row_at(const tm_dataset *ds, uint64_t epoch, uint64_t place, uint3
 
 /* ---- dataset_scan.c ---------------------------------------------------------------------------------------------- */
 
-/* What was counted of a sample's record: where an epoch has some of the samples, that of those counts. The first of a record has it. */
+/* What was counted of a sample's record, up to 3: where an epoch has some of the samples, that of those counts. The first of a record
+ * has it. A byte a sample, for there may be many millions. */
 typedef struct data_mark {
-    uint8_t truncated, split, identical;
+    uint8_t truncated : 2, split : 2, identical : 2;
 } data_mark;
 typedef struct data_marks {
     data_mark *of; /* [n] by sample; later ones have none */

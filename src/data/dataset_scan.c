@@ -197,6 +197,10 @@ static tm_status take_record(data_scan *s, data_slot *r) {
     return store_sample(s, s->encoder->ids.id + from, s->encoder->learn.data + from, (uint32_t)n);
 }
 
+static unsigned up_to_3(uint64_t n) {
+    return n < 3 ? (unsigned)n : 3;
+}
+
 static tm_status mark(data_scan *s, const tm_dataset_counts *before) {
     const tm_dataset_counts *after = &s->ds->counts;
     data_marks *m = &s->marks;
@@ -204,9 +208,9 @@ static tm_status mark(data_scan *s, const tm_dataset_counts *before) {
     TM_TRY(tm_grow(&m->of, &m->cap, (size_t)after->samples, sizeof *m->of));
     memset(m->of + m->n, 0, ((size_t)after->samples - m->n) * sizeof *m->of);
     m->n = (size_t)after->samples;
-    m->of[before->samples] = (data_mark){.truncated = (uint8_t)(after->truncated - before->truncated),
-                                         .split = (uint8_t)(after->split - before->split),
-                                         .identical = (uint8_t)(after->identical - before->identical)};
+    m->of[before->samples] = (data_mark){.truncated = up_to_3(after->truncated - before->truncated) & 3,
+                                         .split = up_to_3(after->split - before->split) & 3,
+                                         .identical = up_to_3(after->identical - before->identical) & 3};
     return TM_OK;
 }
 
