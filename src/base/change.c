@@ -24,3 +24,17 @@ void tm_change_advise(const char *format, ...) {
 const char *tm_change_advised(void) {
     return *change && of == hash_of_failure() ? change : "";
 }
+
+tm_status tm_change_reword(const char *format, ...) {
+    char advised[TM_CHANGE_BYTES];
+    tm_error e = *tm_error_get();
+    va_list ap;
+    snprintf(advised, sizeof advised, "%s", tm_change_advised());
+    va_start(ap, format);
+    vsnprintf(e.text, sizeof e.text, format, ap);
+    va_end(ap);
+    tm_error_clear();
+    tm_error_set(&e);
+    if (*advised) tm_change_advise("%s", advised);
+    return e.code;
+}

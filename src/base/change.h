@@ -10,5 +10,7 @@
 enum { TM_CHANGE_BYTES = 96 }; /* with its end */
 void tm_change_advise(const char *format, ...) TM_PRINTF(1, 2);
 const char *tm_change_advised(void); /* "KEY=VALUE" of the pending failure; "": none is known */
+/* The pending failure in other words, which may have its text (tm_error_get) in them: code and advice stay. Returns the code. */
+tm_status tm_change_reword(const char *format, ...) TM_PRINTF(1, 2);
 
 #endif

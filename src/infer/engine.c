@@ -51,14 +51,16 @@ static tm_status choose_for_cpu(tm_engine_opts *o, const char *what) {
     return TM_OK;
 }
 
+/* The model's own, where none was given. What was may be fp16: a run's. */
 static tm_status choose_type(tm_engine_opts *o, const tm_source *source) {
+    static const tm_dtype own[STORED] = {
+        [OF_F32] = TM_F32, [OF_BF16] = TM_BF16, [OF_F16] = TM_F16, [OF_BLOCKS] = TM_F32};
     tm_device_traits traits;
-    bool apart = o->tiers.device && job_device_apart(o->tiers.device, &traits);
-    stored s = most_of(source);
-    if (s == OF_F16 && !apart) return choose_for_cpu(o, "weights of f16");
-    if (s == OF_BLOCKS && !apart) return choose_for_cpu(o, "quantised weights");
-    o->precision = s == OF_BF16 ? TM_BF16 : s == OF_F16 ? TM_F16 : TM_F32;
-    return TM_OK;
+    stored s = o->precision_given ? OF_F32 : most_of(source);
+    if (!o->precision_given) o->precision = own[s];
+    if (o->tiers.device && job_device_apart(o->tiers.device, &traits)) return TM_OK;
+    if (o->precision == TM_F16) return choose_for_cpu(o, "weights of f16");
+    return s == OF_BLOCKS ? choose_for_cpu(o, "quantised weights") : TM_OK;
 }
 
 static tm_status look_at_model(tm_engine *e, tm_model_config *config) {
@@ -69,7 +71,7 @@ static tm_status look_at_model(tm_engine *e, tm_model_config *config) {
                                   : tm_source_open(&source, e->opts.model));
     const char *json = tm_source_config(source, &len);
     TM_GO(tm_model_config_parse(config, json, len, e->opts.model));
-    if (!e->opts.precision_given) TM_GO(choose_type(&e->opts, source));
+    TM_GO(choose_type(&e->opts, source));
     if (!e->opts.text && !e->opts.plan_only) TM_GO(text_open(&e->text, source, e->opts.tiers.host_budget));
 done:
     tm_source_close(source);

@@ -4,7 +4,6 @@
 #include "infer/engine_internal.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* ---- batches ---------------------------------------------------------------------------------------------------- */
@@ -133,13 +132,7 @@ static void look_at_rings(tm_engine *e) {
 static tm_status advise(const tm_engine *e, tm_status rc) {
     const tm_tier_args *t = &e->opts.tiers;
     if (rc != TM_EBUDGET || t->offload_path || t->device) return rc;
-    tm_error why = *tm_error_get();
-    char change[TM_CHANGE_BYTES];
-    snprintf(change, sizeof change, "%s", tm_change_advised());
-    tm_error_clear();
-    rc = tm_fail(rc, "%s; with --offload-path DIR the cache may lie in files there", why.text);
-    tm_change_advise("%s", change);
-    return rc;
+    return tm_change_reword("%s; with --offload-path DIR the cache may lie in files there", tm_error_get()->text);
 }
 
 tm_status engine_open_job(tm_engine *e, uint64_t other_bytes) {

@@ -4,7 +4,6 @@
 #include "planner/run.h"
 
 #include <math.h>
-#include <stdio.h>
 
 static tm_status check_vocabulary(const session *s, const tm_job *job) {
     tm_model_config own;
@@ -22,14 +21,8 @@ static tm_status check_vocabulary(const session *s, const tm_job *job) {
 
 /* It is not the run's own step that has no room. */
 static tm_status name_it(tm_status rc) {
-    tm_error e = *tm_error_get();
-    char change[TM_CHANGE_BYTES];
     if (rc != TM_EBUDGET) return rc;
-    snprintf(change, sizeof change, "%s", tm_change_advised());
-    tm_error_clear();
-    rc = tm_fail(rc, "the reference model, before step 1: %s", e.text);
-    tm_change_advise("%s", change);
-    return rc;
+    return tm_change_reword("the reference model, before step 1: %s", tm_error_get()->text);
 }
 
 static tm_status start(session *s, const job_opts *o, const job_shape *shape, run_reference *out) {

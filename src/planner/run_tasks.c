@@ -2,8 +2,6 @@
 #include "base/change.h"
 #include "planner/run.h"
 
-#include <stdio.h>
-
 uint64_t run_score_bytes(const session *s, const tm_job *job) {
     uint64_t all = job->opts.host_bytes, used = job_planned_peak(job);
     if (all == UINT64_MAX) return UINT64_MAX;
@@ -11,13 +9,8 @@ uint64_t run_score_bytes(const session *s, const tm_job *job) {
 }
 
 tm_status run_blame_tasks(const session *s, tm_status rc) {
-    char bytes[32], change[96];
+    char bytes[32];
     if (rc != TM_EBUDGET || !s->trial) return rc;
-    tm_error why = *tm_error_get();
-    snprintf(change, sizeof change, "%s", tm_change_advised());
-    tm_error_clear();
-    rc = tm_fail(rc, "%s; eval_tasks takes %s of it, less with a smaller eval_tasks_batch_size", why.text,
-                 tm_format_size(s->scores.run_bytes, bytes, sizeof bytes));
-    if (*change) tm_change_advise("%s", change);
-    return rc;
+    return tm_change_reword("%s; eval_tasks takes %s of it, less with a smaller eval_tasks_batch_size",
+                            tm_error_get()->text, tm_format_size(s->scores.run_bytes, bytes, sizeof bytes));
 }

@@ -792,3 +792,21 @@ const char *smollm2_fixture(const char *file) {
     snprintf(path, sizeof path, "%s/fixtures/public/smollm2/%s", TM_TEST_SHARED, file);
     return path;
 }
+
+paged_scene paged_scene_open(const char *run, const char *memory) {
+    paged_scene s = {.dir = run_dir()};
+    const char *model = run_path(s.dir, "model"), *rows = run_path(s.dir, "rows.safetensors");
+    s.config = run_path(s.dir, "config.json");
+    s.output = run_path(s.dir, "out");
+    s.offload = run_path(s.dir, "offload");
+    run_copy_model(TM_TEST_FIXTURES "/arch_llama", model);
+    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
+    rows_write(rows, golden, 0, 4, 16, false);
+    tm_st_close(golden);
+    run_write(s.config, run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": 16}, %s,"
+                                   " \"output_dir\": \"%s\", \"memory\": {%s}, \"zero_optimization\": {"
+                                   " \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"},"
+                                   " \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"}}}\n",
+                                   model, rows, run, s.output, memory, s.offload, s.offload));
+    return s;
+}

@@ -93,6 +93,12 @@ typedef struct tensor {
 tm_st *tensors_open(const char *path);
 tensor tensor_read(const tm_st *st, const char *name); /* widened to f32; the test fails if it is absent */
 int64_t *tensor_ints(const tm_st *st, const char *name, size_t *n);
+/* Four rows of arch_llama's fixture, and a configuration that trains it with all state in files of `offload`: `run` and `memory`
+ * are what it says beside that, as members of JSON ("\"max_steps\": 2"). Neither `output` nor `offload` is there. */
+typedef struct paged_scene {
+    const char *dir, *config, *output, *offload;
+} paged_scene;
+paged_scene paged_scene_open(const char *run, const char *memory);
 bool tensor_exists(const tm_st *st, const char *name);
 /* Writes rows for `train`: input_ids, labels and attention_mask of `from` (leading dimensions flattened) as i64, rows
  * [first, first + rows), positions [0, seq). `learn_all`: the labels are the ids, wherever the mask is 1. */

@@ -7,27 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct scene {
-    const char *dir, *config, *output, *offload;
-} scene;
+typedef paged_scene scene;
 
 static scene scene_open(void) {
-    scene s = {.dir = run_dir()};
-    const char *rows = run_path(s.dir, "rows.safetensors"), *model = run_path(s.dir, "model");
-    s.config = run_path(s.dir, "config.json");
-    s.output = run_path(s.dir, "out");
-    s.offload = run_path(s.dir, "offload");
-    run_copy_model(TM_TEST_FIXTURES "/arch_llama", model);
-    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
-    rows_write(rows, golden, 0, 4, 16, false);
-    tm_st_close(golden);
-    run_write(s.config,
-              run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": 16}, \"max_steps\": 2,"
-                         " \"output_dir\": \"%s\", \"memory\": {\"cache\": \"none\"},"
-                         " \"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"},"
-                         " \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"}}}\n",
-                         model, rows, s.output, s.offload, s.offload));
-    return s;
+    return paged_scene_open("\"max_steps\": 2", "\"cache\": \"none\"");
 }
 
 /* True: it trained. Otherwise it refused with `status` and one line that says `what_to_do`, and left no

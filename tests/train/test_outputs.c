@@ -10,27 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-typedef struct scene {
-    const char *dir, *config, *output, *offload;
-} scene;
+typedef paged_scene scene;
 
 static scene scene_open(void) {
-    scene s = {.dir = run_dir()};
-    const char *model = run_path(s.dir, "model"), *rows = run_path(s.dir, "rows.safetensors");
-    s.config = run_path(s.dir, "config.json");
-    s.output = run_path(s.dir, "out");
-    s.offload = run_path(s.dir, "offload");
-    run_copy_model(TM_TEST_FIXTURES "/arch_llama", model);
-    tm_st *golden = tensors_open(TM_TEST_FIXTURES "/arch_llama/golden.safetensors");
-    rows_write(rows, golden, 0, 4, 16, false);
-    tm_st_close(golden);
-    run_write(s.config, run_format("{\"model\": \"%s\", \"data\": {\"train\": \"%s\", \"seq_len\": 16},"
-                                   " \"precision\": \"fp32\", \"max_steps\": 4, \"output_dir\": \"%s\","
-                                   " \"memory\": {\"cache\": \"none\"}, \"zero_optimization\": {"
-                                   " \"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"},"
-                                   " \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"%s\"}}}\n",
-                                   model, rows, s.output, s.offload, s.offload));
-    return s;
+    return paged_scene_open("\"precision\": \"fp32\", \"max_steps\": 4", "\"cache\": \"none\"");
 }
 
 static bool exists(const char *dir, const char *name) {

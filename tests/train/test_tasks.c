@@ -268,6 +268,18 @@ static void test_rows_count(void **state) {
     tm_buf_free(&text);
 }
 
+/* What a run in fp16 made is asked in what the CPU multiplies, which is said. */
+static void test_halves(void **state) {
+    (void)state;
+    const char *dir = run_dir(), *rows = run_path(dir, "one.jsonl"), *config = run_path(dir, "config.json");
+    run_write(rows, "{\"prompt\": \"The tide comes\", \"choices\": [\"in\", \"out\"], \"gold\": 0}\n");
+    run_write(config, "{\"model\": \"" TINY "\", \"precision\": \"fp16\", \"max_steps\": 1}\n");
+    run_result r = run((run_opts){0}, "eval", "--config", config, "--model", TINY, "--task", rows, NULL);
+    RUN_OK(&r);
+    if (!strstr(r.err, "weights of f16 are multiplied as ")) fail_msg("not said: %s", r.err);
+    run_free(&r);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_choices, run_clean),
@@ -276,6 +288,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(test_samples_again, run_clean),
         cmocka_unit_test_teardown(test_refused, run_clean),
         cmocka_unit_test_teardown(test_rows_count, run_clean),
+        cmocka_unit_test_teardown(test_halves, run_clean),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("tasks", tests, NULL, NULL);
