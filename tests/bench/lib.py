@@ -151,7 +151,10 @@ def plan(path, values=None, fits=True, more=()):
 
 
 def minimum(path, values=None):
-    return plan(path, {**(values or {}), "memory.host_budget": 1}, fits=False)["minimum_host_bytes"]
+    p = plan(path, {**(values or {}), "memory.host_budget": 1}, fits=False)
+    if not p["minimum_host_bytes"]:  # refused for something else
+        sys.exit(f"{path}: no least budget: {p['limit']} is too small here ({p['disk_bytes']} bytes of disk needed, {p['disk_free_bytes']} free)")
+    return p["minimum_host_bytes"]
 
 
 def bench_step(path, values=None, steps=3):
