@@ -391,8 +391,12 @@ static void start_team(unsigned threads) {
     fill_cache();
 }
 
+/* Intel's cores multiply pairs of bf16 (vdpbf16ps) at half the rate at which they multiply fp32: there a library of fp32
+ * is faster although it is handed widened operands, and only what has no library at all is better off here. */
 static int preference(tm_elem products) {
-    return products == TM_ELEM_BF16 && multiplies_bf16() ? 30 : 0;
+    enum { BELOW_OPENBLAS = 8 };
+    if (products != TM_ELEM_BF16 || !multiplies_bf16()) return 0;
+    return kernels_bf16_is_slow() ? BELOW_OPENBLAS : 30;
 }
 
 const gemm_backend gemm_onednn = {.name = "onednn",

@@ -228,12 +228,11 @@ static uint64_t touched_floats(uint64_t rows) {
     return tm_max_u64(m * K_PANEL, M_TILE * k) + (uint64_t)N_TILE * K_PANEL + m * N_TILE;
 }
 
-/* Measured with 0.3.21 on AVX2: 2.7 MB of code and data, and 0.44 MB (64 rows) to 0.81 MB (512) of packing buffers for
- * each calling thread. Those of cores with AVX-512 are larger: an allowance (SkylakeX: 10.64 MiB found in all for 512
- * rows of 16 bits and two threads, 13.75 said). */
+/* Measured with 0.3.21: 2.7 MB of code and data, and 0.44 MB (64 rows) to 0.81 MB (512) of packing buffers for each
+ * calling thread on AVX2; on AVX-512 (SkylakeX) 0.40 to 0.82, to which a quarter is added. */
 static uint64_t resident(unsigned threads, const tm_products *p) {
-    uint64_t packed = (kernels.level == KERNELS_AVX512 ? 5U : 2U) *
-                      (TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(p->rows, M_TILE) / M_TILE) / 2;
+    uint64_t packed = TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(p->rows, M_TILE) / M_TILE;
+    if (kernels.level == KERNELS_AVX512) packed += packed / 4;
     uint64_t scratch = p->type == TM_ELEM_F32 && !p->packed ? 0 : touched_floats(p->rows) * sizeof(float);
     return 13 * TM_MIB / 4 + threads * (scratch + packed);
 }

@@ -35,6 +35,9 @@ bool kernels_has_avx512(void) {
 bool kernels_has_bf16(void) {
     return kernels_has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
+bool kernels_bf16_is_slow(void) {
+    return __builtin_cpu_is("intel");
+}
 #else
 bool kernels_has_avx2(void) {
     return false;
@@ -43,6 +46,9 @@ bool kernels_has_avx512(void) {
     return false;
 }
 bool kernels_has_bf16(void) {
+    return false;
+}
+bool kernels_bf16_is_slow(void) {
     return false;
 }
 #endif

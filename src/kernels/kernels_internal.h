@@ -125,6 +125,7 @@ extern kernels_column kernels_columns[KERNELS_COLUMNS];
 
 /* Feature bits, with the operating system's consent (XCR0). */
 bool kernels_has_avx2(void), kernels_has_avx512(void), kernels_has_bf16(void);
+bool kernels_bf16_is_slow(void); /* beside fp32, on registers of AVX-512; AMX is another matter */
 
 extern const kernels_table kernels_sizes; /* of results, for comparing columns (sizes.c) */
 /* NULL: right; else what is wrong. A millisecond or two, on small odd sizes. */
