@@ -192,7 +192,7 @@ static const library libraries[] = {
      BAD},
     {"oneDNN",
      {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"},
-     "used for bf16 on processors that multiply it, but have no AMX: apt-get install libdnnl2",
+     "used for bf16 on AMD's processors that multiply it: apt-get install libdnnl2",
      "sudo apt-get install -y libdnnl2",
      WARN},
 };
