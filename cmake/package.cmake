@@ -39,6 +39,6 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_PRE_BUILD_SCRIPTS ${CMAKE_SOURCE_DIR}/cmake/package_libraries.cmake) # what is linked; below is what is loaded
 set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-pthread)
-set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libdnnl2, libmicrohttpd12, libedit2")
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libmicrohttpd12, libedit2")
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS openmpi-bin)
 include(CPack)

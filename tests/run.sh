@@ -85,13 +85,13 @@ fi
 build release build
 if [ -z "$long$quick" ]; then
     under GEMM=builtin -R '^(test_golden|train_golden|train_plan_tool)$' || result=1
-    for way in GEMM=amx GEMM=openblas GEMM=onednn ISA=ref; do
+    for way in GEMM=amx GEMM=avx512bf16 GEMM=openblas ISA=ref; do
         under "$way" -R '^(test_golden|train_golden)$' || result=1
     done
 fi
 if [ -n "$long" ]; then
     # every product back-end and every column of kernels that is to be had on this machine
-    for way in GEMM=builtin GEMM=amx GEMM=openblas GEMM=onednn ISA=ref ISA=avx2 ISA=avx512; do
+    for way in GEMM=builtin GEMM=amx GEMM=avx512bf16 GEMM=openblas ISA=ref ISA=avx2 ISA=avx512; do
         export TIDEMILL_LONG=
         under "$way" || result=1
         export TIDEMILL_LONG=1

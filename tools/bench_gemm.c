@@ -19,7 +19,7 @@ static const shape shapes[] = {
     {"d_x", 512, 768, 4096, false, false},   {"d_weight", 4096, 768, 512, true, false},
     {"large", 512, 2048, 2048, false, true}, {"odd", 509, 1021, 773, false, true},
 };
-static const char *const backends[] = {"amx", "onednn", "openblas", "builtin"};
+static const char *const backends[] = {"amx", "avx512bf16", "openblas", "builtin"};
 enum { TYPES = 2, MOST_ELEMENTS = 2048 * 2048 };
 
 typedef struct result {

@@ -9,7 +9,7 @@
 set -eu
 packages='build-essential cmake ninja-build pkg-config
           liburing-dev libxxhash-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libmicrohttpd-dev libyaml-dev libedit-dev
-          libopenblas0-pthread libdnnl2'
+          libopenblas0-pthread'
 for_ranks='libopenmpi-dev openmpi-bin'
 for_tests='libcmocka-dev libglpk-dev clang-format python3 zsh fish' # shells: for the completions
 for_clang='clang-14 libclang-rt-14-dev libomp-14-dev' # the runtimes of its sanitizers and fuzzers are a package of their own

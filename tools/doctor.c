@@ -190,11 +190,6 @@ static const library libraries[] = {
      "matrix products are slow without it: apt-get install libopenblas0",
      "sudo apt-get install -y libopenblas0-pthread",
      BAD},
-    {"oneDNN",
-     {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so"},
-     "used for bf16 on AMD's processors that multiply it: apt-get install libdnnl2",
-     "sudo apt-get install -y libdnnl2",
-     WARN},
 };
 
 static void check_libraries(report *r) {

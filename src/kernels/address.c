@@ -1,5 +1,5 @@
-/* What a matrix library takes of a limited address space. OpenBLAS tries for ever, and oneDNN crashes, where a buffer
- * cannot be had, so that the room is looked for before one is loaded. */
+/* What products take of a limited address space. OpenBLAS tries for ever where a buffer cannot be had, so that the room is
+ * looked for before it is loaded. */
 #include "kernels/kernels_internal.h"
 
 #include <stdio.h>
@@ -7,11 +7,11 @@
 #include <string.h>
 
 /* Found as VmPeak less that of our own products: the library's files with what they need, and for each thread a buffer
- * (OpenBLAS 0.3.21: 128 MiB) and an arena of malloc's (oneDNN: 64 MiB). */
+ * (OpenBLAS 0.3.21: 128 MiB). */
 static const struct {
     const char *name;
     unsigned files_mib, thread_mib;
-} taken[] = {{"builtin", 8, 2}, {"amx", 8, 2}, {"openblas", 40, 128}, {"onednn", 88, 192}};
+} taken[] = {{"builtin", 8, 2}, {"amx", 8, 2}, {"avx512bf16", 8, 2}, {"openblas", 40, 128}};
 
 /* The back-end that gemm_choose will try first. */
 static const char *first_choice(tm_elem products) {

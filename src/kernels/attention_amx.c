@@ -9,7 +9,7 @@
  * A left operand is read by rows of 32 depths. A right one is packed: panels of 32 columns, of each 32 depths two register
  * tiles, columns [0, 16) and [16, 32), of which a row holds 16 columns of two depths. Everything is padded with zeros to 32. */
 #include "kernels/attention_internal.h"
-#include "kernels/gemm_amx_internal.h"
+#include "kernels/gemm_bf16_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -21,7 +21,7 @@
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")))
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
 
-enum { TILE = TM_ATTENTION_TILE, GRAIN = 32, HALF = AMX_TILE, SQUARE = 2 * AMX_TILE };
+enum { TILE = TM_ATTENTION_TILE, GRAIN = 32, HALF = BF16_TILE, SQUARE = 2 * BF16_TILE };
 
 static size_t whole(size_t n) {
     return tm_round_up(n, GRAIN);
@@ -82,8 +82,8 @@ static void pack_transposed(squares s, size_t rows, size_t columns, uint16_t *ou
     for (size_t i = 0; i < rows; i += GRAIN, s.x += s.down)
         for (size_t k = 0; k < columns; k += GRAIN, out += SQUARE) {
             const uint16_t *x = s.x + k / GRAIN * s.right;
-            amx_transpose_pairs(x, s.ld, out);
-            amx_transpose_pairs(x + HALF / GRAIN * s.ld, s.ld, out + HALF);
+            bf16_transpose_pairs(x, s.ld, out);
+            bf16_transpose_pairs(x + HALF / GRAIN * s.ld, s.ld, out + HALF);
         }
 }
 
@@ -94,8 +94,8 @@ static squares pack_columns(squares s, size_t rows, size_t columns, uint16_t *ou
     for (size_t j = 0; j < columns; j += GRAIN, s.x += s.right)
         for (size_t i = 0; i < rows; i += GRAIN, out += SQUARE) {
             pair_depths(s.x + i / GRAIN * s.down, s.ld, pairs);
-            amx_transpose_pairs(pairs, GRAIN, out);
-            amx_transpose_pairs(pairs + HALF, GRAIN, out + HALF);
+            bf16_transpose_pairs(pairs, GRAIN, out);
+            bf16_transpose_pairs(pairs + HALF, GRAIN, out + HALF);
         }
     return to;
 }
@@ -146,9 +146,9 @@ AMX static void multiply(squares a, const uint16_t *b, size_t depth, const sums 
     }
     for (size_t k = 0; k < depth; k += GRAIN, a.x += a.right, b += SQUARE) {
         _tile_loadd(4, a.x, a_row);
-        _tile_loadd(6, b, AMX_ROW_BYTES);
+        _tile_loadd(6, b, BF16_ROW_BYTES);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + HALF, AMX_ROW_BYTES);
+        _tile_loadd(7, b + HALF, BF16_ROW_BYTES);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, a.x + HALF / GRAIN * a.ld, a_row);
         _tile_dpbf16ps(2, 5, 6);

@@ -1,6 +1,6 @@
 /* The avx512 column: the leaves between products, 16 elements at a time, ends by mask, and attention's products. The others
  * are a library's on such a CPU; transpose and gemm_tile stay avx2's. AVX-512 BF16 and AMX have no leaf of their own: their
- * conversion instructions flush denormals, so rounding stays integer arithmetic; products are gemm_amx.c's and oneDNN's. */
+ * conversion instructions flush denormals, so rounding stays integer arithmetic; products are gemm_bf16.c's. */
 #include "kernels/kernels_internal.h"
 
 #include <math.h>

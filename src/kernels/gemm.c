@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const gemm_backend *gemm_backends[GEMM_BACKENDS] = {&gemm_amx, &gemm_onednn, &gemm_openblas, &gemm_builtin};
+const gemm_backend *gemm_backends[GEMM_BACKENDS] = {&gemm_amx, &gemm_avx512bf16, &gemm_openblas, &gemm_builtin};
 static const gemm_backend *chosen;
 
 static uint64_t least_bytes(const gemm_backend *b, unsigned threads) {
@@ -35,7 +35,7 @@ static tm_status use_forced(const char *name, unsigned threads, tm_elem products
     for (size_t i = 0; i < GEMM_BACKENDS; i++)
         if (!strcmp(gemm_backends[i]->name, name)) b = gemm_backends[i];
     if (!b)
-        return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose amx, onednn, openblas or builtin, or unset it",
+        return tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: unknown; choose amx, avx512bf16, openblas or builtin, or unset it",
                        name);
     TM_TRY(use(b, threads, products, &wrong));
     if (wrong)
@@ -44,7 +44,9 @@ static tm_status use_forced(const char *name, unsigned threads, tm_elem products
     return chosen ? TM_OK
                   : tm_fail(TM_EINPUT, "TIDEMILL_GEMM=%s: is not to be had here%s; unset the variable", name,
                             b == &gemm_amx ? ": it takes a CPU and a system with AMX, and no TIDEMILL_ISA below avx512"
-                                           : "; install it");
+                            : b == &gemm_avx512bf16
+                                ? ": it takes a CPU with AVX-512 BF16, and no TIDEMILL_ISA below avx512"
+                                : "; install it");
 }
 
 /* The one this CPU's feature bits prefer most for products of that type, of those below `limit`; NULL: none. */
@@ -81,15 +83,11 @@ const attention_way *gemm_attention(void) {
 uint64_t gemm_resident_bytes(const tm_products *p) {
     return chosen ? chosen->resident_bytes(kernels_team(), p) : 0;
 }
-void gemm_start_team(void) {
-    if (chosen && chosen->start_team) chosen->start_team(kernels_team());
-}
 bool tm_gemm_rows_alone(void) {
-    return chosen == &gemm_builtin || chosen == &gemm_amx;
+    return chosen == &gemm_builtin || tm_gemm_multiplies_bf16();
 }
 bool tm_gemm_multiplies_bf16(void) {
-    bool able = kernels.level == KERNELS_AVX512 && kernels_has_bf16();
-    return chosen == &gemm_amx || (chosen == &gemm_onednn && able);
+    return chosen == &gemm_amx || chosen == &gemm_avx512bf16;
 }
 const char *tm_gemm_library(void) {
     return chosen ? chosen->describe() : "none";

@@ -8,11 +8,8 @@
  * Back-ends, one of which tm_kernels_init chooses from what is installed, from feature bits and from the type that most
  * operands have. It is checked on small odd products before it is used. TIDEMILL_GEMM forces one.
  *
- *   amx: ours; preferred for bf16 where the CPU and the system have AMX. Products with an operand of another type go to
- *   builtin.
- *
- *   onednn: loaded at run time, 2.x or 3.x; preferred where the CPU multiplies bf16 without AMX (AVX-512 BF16). What it
- *   does not do (mixed types, alpha other than 1) goes to builtin, always the same.
+ *   amx, avx512bf16: ours; preferred for bf16 where the CPU and the system have AMX or, but for Intel's cores, AVX-512 BF16.
+ *   Products with an operand of another type go to builtin.
  *
  *   openblas: loaded at run time, after OPENBLAS_CORETYPE was set from the feature bits (0.3.21 knows no CPU younger
  *   than itself); called single-threaded from our own team, so that its thread pool never exists. Preferred where there
@@ -49,7 +46,7 @@ bool tm_gemm_multiplies_bf16(void);
 bool tm_gemm_rows_alone(void);
 /* Asks that of OpenBLAS, as often on as it was called with true, and off with false: in products without a_trans whose m is a multiple of 16.
  * It takes time where C has few columns. On AVX2 OpenBLAS cannot: asked before tm_kernels_init, ours are chosen there. Our own
- * need not be asked, oneDNN never promises it. Not while products run. */
+ * need not be asked. Not while products run. */
 void tm_gemm_rows_apart(bool on);
 const char *tm_gemm_library(void); /* "openblas-0.3.21-Haswell", "builtin-avx2" */
 

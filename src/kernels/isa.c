@@ -35,9 +35,6 @@ bool kernels_has_avx512(void) {
 bool kernels_has_bf16(void) {
     return kernels_has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
-bool kernels_bf16_is_slow(void) {
-    return __builtin_cpu_is("intel");
-}
 #else
 bool kernels_has_avx2(void) {
     return false;
@@ -46,9 +43,6 @@ bool kernels_has_avx512(void) {
     return false;
 }
 bool kernels_has_bf16(void) {
-    return false;
-}
-bool kernels_bf16_is_slow(void) {
     return false;
 }
 #endif
@@ -91,7 +85,7 @@ static tm_status use_forced(const char *name) {
         if (!strcmp(name, of_products[i]))
             return tm_fail(TM_EINPUT,
                            "TIDEMILL_ISA=%s: there is no column of kernels for it, only products (TIDEMILL_GEMM=amx or "
-                           "onednn), in column avx512; choose ref, avx2 or avx512, or unset it",
+                           "avx512bf16), in column avx512; choose ref, avx2 or avx512, or unset it",
                            name);
     return tm_fail(TM_EINPUT, "TIDEMILL_ISA=%s: unknown; choose ref, avx2 or avx512, or unset it", name);
 }
@@ -119,7 +113,6 @@ tm_status tm_kernels_start_team(void) {
     TM_TRY(tm_threads_try(team - 1, what));
 #pragma omp parallel num_threads(team)
     __asm__ volatile("" ::: "memory");
-    gemm_start_team();
     return TM_OK;
 }
 
@@ -129,7 +122,6 @@ tm_status tm_kernels_init(unsigned threads, tm_elem products) {
     TM_TRY(choose_isa());
     TM_TRY(kernels_need_address_space(team, products));
     TM_TRY(gemm_choose(team, products));
-    gemm_start_team();
     snprintf(description, sizeof description, "isa=%s gemm=%s threads=%u", kernels.isa, tm_gemm_library(), team);
     return TM_OK;
 }

@@ -125,7 +125,6 @@ extern kernels_column kernels_columns[KERNELS_COLUMNS];
 
 /* Feature bits, with the operating system's consent (XCR0). */
 bool kernels_has_avx2(void), kernels_has_avx512(void), kernels_has_bf16(void);
-bool kernels_bf16_is_slow(void); /* beside fp32, on registers of AVX-512; AMX is another matter */
 
 extern const kernels_table kernels_sizes; /* of results, for comparing columns (sizes.c) */
 /* NULL: right; else what is wrong. A millisecond or two, on small odd sizes. */
@@ -151,11 +150,10 @@ typedef struct gemm_backend {
     void (*run)(const tm_gemm_args *g);
     const char *(*describe)(void);
     uint64_t (*resident_bytes)(unsigned threads, const tm_products *p); /* once it was opened for their type */
-    const attention_way *attention;       /* of bf16, once it was opened for that; NULL: it has none of its own */
-    void (*start_team)(unsigned threads); /* of the calling thread, before its first product; NULL: nothing */
+    const attention_way *attention; /* of bf16, once it was opened for that; NULL: it has none of its own */
     void (*close)(void);
 } gemm_backend;
-extern const gemm_backend gemm_openblas, gemm_builtin, gemm_onednn, gemm_amx;
+extern const gemm_backend gemm_openblas, gemm_builtin, gemm_avx512bf16, gemm_amx;
 enum { GEMM_BACKENDS = 4 };
 extern const gemm_backend *gemm_backends[GEMM_BACKENDS]; /* tests replace entries */
 tm_status gemm_choose(unsigned threads, tm_elem products);
@@ -163,7 +161,6 @@ tm_status kernels_need_address_space(unsigned threads, tm_elem products); /* bef
 void gemm_close(void);
 const attention_way *gemm_attention(void); /* of the back-end in use; NULL: fp32's */
 uint64_t gemm_resident_bytes(const tm_products *p);
-void gemm_start_team(void);
 extern unsigned gemm_rows_apart; /* tm_gemm_rows_apart */
 
 /* Asks for a row that will be read soon: rows are short runs with gaps, which hardware does not foresee. */

@@ -22,7 +22,7 @@ for i in range(count):
                       "memory.activations": draw.choice(["auto", "keep", "recompute", "spill"]), "memory.io_engine": draw.choice(["auto", "threads", "uring"])}))
 
 worst = {}
-for backend in ("builtin", "amx", "openblas", "onednn", None):
+for backend in ("builtin", "amx", "avx512bf16", "openblas", None):
     os.environ["TIDEMILL_GEMM"] = backend or ""
     for name, tokens, accumulation, batch, part, values in settings:
         path = config(name, tokens, accumulation, batch, steps=2)

@@ -226,10 +226,16 @@ static void same_bits_for(tm_elem c) {
     drop(&p);
 }
 
+static bool is_named(const char *backend) {
+    return strncmp(tm_gemm_library(), backend, strlen(backend)) == 0;
+}
+static bool is_own(void) {
+    return is_named("builtin") || is_named("avx512bf16") || is_named("amx");
+}
+
 static void any_cut(void **state) {
     (void)state;
-    bool own = strncmp(tm_gemm_library(), "builtin", 7) == 0, amx = strncmp(tm_gemm_library(), "amx", 3) == 0;
-    if (!own && !amx) return;                                  /* a library promises nothing of the kind */
+    if (!is_own()) return;                                     /* a library promises nothing of the kind */
     if (strcmp(tm_gemm_library(), "builtin-ref") == 0) return; /* portable C takes a while */
     same_bits_for(TM_ELEM_F32);
     same_bits_for(TM_ELEM_BF16);
@@ -258,8 +264,7 @@ static void rows_alone(tm_elem t, tm_elem tc, size_t n, size_t k) {
 
 static void any_rows(void **state) {
     (void)state;
-    bool own = strncmp(tm_gemm_library(), "builtin", 7) == 0, amx = strncmp(tm_gemm_library(), "amx", 3) == 0;
-    if (!own && !amx) return; /* a library promises nothing of the kind */
+    if (!is_own()) return; /* a library promises nothing of the kind */
     static const size_t n[] = {1, 16, 63, 64, 130}, k[] = {1, 31, 64, 515, 600};
     for (tm_elem t = TM_ELEM_F32; t <= TM_ELEM_F16; t++)
         for (size_t i = 0; i < TM_COUNT(n); i++)
@@ -288,7 +293,7 @@ static uint8_t *blocks_of(tm_packed_type t, size_t elements) {
 
 /* A packed matrix is multiplied as it would be decoded: the same bits by our own product, close by another. */
 static void one_packed(tm_packed_type packing, tm_elem t, size_t m, size_t n, size_t k, uint32_t head_rows) {
-    bool own = strncmp(tm_gemm_library(), "builtin", 7) == 0 || strncmp(tm_gemm_library(), "amx", 3) == 0;
+    bool own = is_own();
     product p = make(m, n, k, t, t, t, false, true, 1, 0);
     uint8_t *b = blocks_of(packing, (n + 1) * k);
     tm_packed packed = {.packing = packing, .k = k, .data = b, .first = head_rows ? 0 : 1, .head_rows = head_rows};
@@ -361,7 +366,7 @@ static void drop_four_bits(four_bits_made *m) {
 
 /* B^T as it lies (forward), and B (the input's gradient): both have the bits of what tm_nf4_values makes of it. */
 static void one_of_four_bits(const four_bits *x, tm_elem t, size_t m, size_t n, size_t k, bool b_trans) {
-    bool own = strncmp(tm_gemm_library(), "builtin", 7) == 0 || strncmp(tm_gemm_library(), "amx", 3) == 0;
+    bool own = is_own();
     product p = make(m, n, k, t, t, t, false, b_trans, 1, 0);
     size_t rows = b_trans ? n : k, width = b_trans ? k : n, bytes = p.c_elements * tm_elem_bytes(t);
     four_bits_made f = make_four_bits(x, rows, width);
@@ -415,15 +420,14 @@ static void packed(void **state) {
         }
 }
 
-/* 2^-130 is a denormal of bf16: AMX takes it for zero, and so it is AMX that multiplies; `builtin` keeps it. */
+/* 2^-130 is a denormal of bf16: instructions of bf16 take it for zero, and so it is they that multiply; `builtin` keeps it. */
 static void denormals(void **state) {
     (void)state;
-    bool own = strncmp(tm_gemm_library(), "builtin", 7) == 0, amx = strncmp(tm_gemm_library(), "amx", 3) == 0;
-    if (!own && !amx) return; /* a library promises nothing of the kind */
+    if (!is_own()) return; /* a library promises nothing of the kind */
     product p = make(3, 5, 4, TM_ELEM_BF16, TM_ELEM_BF16, TM_ELEM_F32, false, true, 1, 0);
     for (size_t i = 0; i < 3 * p.g.lda; i++) ((uint16_t *)p.sa)[i] = 0x0008;
     for (size_t i = 0; i < 5 * p.g.ldb; i++) ((uint16_t *)p.sb)[i] = 0x7180; /* 2^100 */
-    float want = amx ? 0 : 0x1p-28F;
+    float want = is_named("builtin") ? 0x1p-28F : 0;
     tm_gemm(&p.g);
     for (size_t i = 0; i < 3; i++)
         for (size_t j = 0; j < 5; j++) assert_true(((float *)p.sc)[i * p.g.ldc + j] == want);
@@ -506,7 +510,7 @@ static void amx_chosen(void **state) {
     unsetenv("TIDEMILL_GEMM"), unsetenv("TIDEMILL_ISA");
     assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
     assert_string_equal(tm_gemm_library(), "amx2+builtin-avx512");
-    assert_false(is_loaded("dnnl") || is_loaded("openblas"));
+    assert_false(is_loaded("openblas"));
     setenv("TIDEMILL_ISA", "avx2", 1);
     assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
     assert_string_equal(tm_gemm_library(), "builtin-avx2");
@@ -527,31 +531,24 @@ static void chosen_for_ref(void **state) {
     if (kernels_has_avx2()) assert_non_null(strstr(tm_gemm_library(), "Prescott"));
 }
 
-/* A type that oneDNN makes nothing of does not load it, whatever is forced and whatever the CPU has. */
-static void not_loaded_for_nothing(void **state) {
+/* As its instructions are worth: first where they are fast, behind a library of fp32 where they are Intel's. Nothing is loaded. */
+static void avx512bf16_chosen(void **state) {
     (void)state;
-    unsetenv("TIDEMILL_GEMM"), unsetenv("TIDEMILL_ISA");
-    assert_int_equal(tm_kernels_init(2, TM_ELEM_F32), TM_OK);
-    assert_int_equal(tm_kernels_init(2, TM_ELEM_F16), TM_OK);
-    assert_false(is_loaded("dnnl"));
-    setenv("TIDEMILL_GEMM", "onednn", 1);
-    assert_int_equal(tm_kernels_init(2, TM_ELEM_F16), TM_OK);
-    assert_false(is_loaded("dnnl"));
-    assert_int_equal(strncmp(tm_gemm_library(), "builtin", 7), 0);
-    setenv("TIDEMILL_ISA", "ref", 1), unsetenv("TIDEMILL_GEMM");
+    if (!cpu_has("avx512_bf16") || !kernels_has_bf16()) TEST_SKIP("no AVX-512 BF16");
+    unsetenv("TIDEMILL_ISA"), setenv("TIDEMILL_GEMM", "avx512bf16", 1);
     assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
-    assert_false(is_loaded("dnnl"));
-}
-
-/* What is forced to a column below the CPU's own uses no more than that column has. */
-static void capped(void **state) {
-    (void)state;
-    setenv("TIDEMILL_GEMM", "onednn", 1), setenv("TIDEMILL_ISA", "ref", 1);
-    if (tm_kernels_init(2, TM_ELEM_F32) != TM_OK) {
-        tm_error_clear();
-        TEST_SKIP("no oneDNN");
-    }
-    assert_non_null(strstr(tm_gemm_library(), "-isa1-columns+builtin-ref"));
+    assert_string_equal(tm_gemm_library(), "avx512bf16+builtin-avx512");
+    assert_true(tm_gemm_multiplies_bf16());
+    assert_false(is_loaded("openblas"));
+    setenv("TIDEMILL_ISA", "avx2", 1);
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_EINPUT);
+    assert_non_null(strstr(tm_error_get()->text, "no TIDEMILL_ISA below avx512"));
+    tm_error_clear();
+    unsetenv("TIDEMILL_GEMM"), unsetenv("TIDEMILL_ISA");
+    assert_int_equal(tm_kernels_init(2, TM_ELEM_BF16), TM_OK);
+    bool intel = __builtin_cpu_is("intel"), amx = is_named("amx");
+    if (!amx && !intel) assert_true(is_named("avx512bf16"));
+    if (!amx && intel && is_loaded("openblas")) assert_true(is_named("openblas"));
 }
 
 /* The same of a way of attention whose last head's output is off. */
@@ -627,12 +624,11 @@ static bool left_out(size_t column, size_t backend) {
 
 int main(void) {
     static const char *const columns[] = {"ref", "avx2", "avx512"}, *const backends[] = {"builtin", "openblas",
-                                                                                         "onednn", "amx"};
+                                                                                         "avx512bf16", "amx"};
     const struct CMUnitTest choice[] = {cmocka_unit_test(chosen_by_type),
                                         cmocka_unit_test(amx_chosen),
                                         cmocka_unit_test(chosen_for_ref),
-                                        cmocka_unit_test(not_loaded_for_nothing),
-                                        cmocka_unit_test(capped),
+                                        cmocka_unit_test(avx512bf16_chosen),
                                         cmocka_unit_test(wrong_product_is_not_used),
                                         cmocka_unit_test(wrong_attention_is_not_used)};
     int failed = 0;

@@ -84,8 +84,10 @@ static inline int run_with_amx(int (*run)(const char *isa)) {
     return 0;
 }
 
-/* `run` in every column that this machine has; in the emulated one, where that is what is compiled. */
+/* `run` in every column that this machine has; in the emulated one, where that is what is compiled. Products are those of the
+ * column: what is forced may be of the last one alone. */
 static inline int run_columns(int (*run)(const char *isa)) {
+    unsetenv("TIDEMILL_GEMM");
 #ifdef TM_TEST_AVX512_EMULATED
     static const char *const columns[] = {"avx512"};
     kernels_columns[0].supported = always;

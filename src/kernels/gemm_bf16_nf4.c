@@ -12,8 +12,8 @@
  *     32 values of 16 bits: the row's, the next row's   even tile: both upper halves   odd tile: both lower halves
  *
  * Products in fp32 and roundings are those of tm_nf4_values, but that results too small to be normal become 0; where scales
- * or the map may make such, amx_nf4_fits says no. */
-#include "kernels/gemm_amx_internal.h"
+ * or the map may make such, bf16_nf4_fits says no. */
+#include "kernels/gemm_bf16_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -28,11 +28,11 @@
 
 enum {
     LANES = 16,
-    ROW = AMX_ROW_BYTES / 2,       /* elements of a tile's row */
-    PANEL_CODES = AMX_K_CHUNK / 2, /* bytes of a line */
-    LINE_BYTES = AMX_LINES / 2,    /* of a row that a panel takes */
-    MOST_PANELS = 8,               /* that are filled row by row */
-    STEP_BYTES = AMX_DEPTHS / 2    /* of a line in a tile */
+    ROW = BF16_ROW_BYTES / 2,       /* elements of a tile's row */
+    PANEL_CODES = BF16_K_CHUNK / 2, /* bytes of a line */
+    LINE_BYTES = BF16_LINES / 2,    /* of a row that a panel takes */
+    MOST_PANELS = 8,                /* that are filled row by row */
+    STEP_BYTES = BF16_DEPTHS / 2    /* of a line in a tile */
 };
 static const float LEAST_MAP = 0x1p-20F, LEAST_SCALE = 0x1p-100F;
 
@@ -40,13 +40,13 @@ static bool is_normal(float x, float least) {
     return x == 0 || fabsf(x) >= least;
 }
 
-bool amx_nf4_fits(const operand *o) {
+bool bf16_nf4_fits(const operand *o) {
     const tm_packed *p = o->packed;
-    if (p->packing != TM_PACKED_BITS4 || p->head_rows || p->k % AMX_DEPTHS || o->depth % AMX_DEPTHS ||
-        o->k0 % AMX_DEPTHS)
+    if (p->packing != TM_PACKED_BITS4 || p->head_rows || p->k % BF16_DEPTHS || o->depth % BF16_DEPTHS ||
+        o->k0 % BF16_DEPTHS)
         return false;
-    if (o->depth > AMX_K_CHUNK ||
-        (o->by_depth && (o->at % AMX_LINES || o->n % AMX_LINES || o->n > MOST_PANELS * AMX_LINES)))
+    if (o->depth > BF16_K_CHUNK ||
+        (o->by_depth && (o->at % BF16_LINES || o->n % BF16_LINES || o->n > MOST_PANELS * BF16_LINES)))
         return false;
     for (size_t i = 0; i < LANES; i++)
         if (!is_normal(p->nf4.map[i], LEAST_MAP)) return false;
@@ -110,7 +110,7 @@ INLINE __m512i blocks_of(const operand *o, const scales *s, uint64_t row, size_t
 
 /* The panel's codes side by side: where they lie lines are often a multiple of 4 KiB apart. Missing lines are the last. */
 static void copy_codes(const operand *o, size_t first, uint8_t *to) {
-    for (size_t i = 0; i < AMX_LINES; i++, to += PANEL_CODES) {
+    for (size_t i = 0; i < BF16_LINES; i++, to += PANEL_CODES) {
         size_t line = tm_min_u64(first + i, o->n - 1);
         memcpy(to, matrix(o)->nf4.codes + element(o, o->at + line, o->k0) / 2, o->depth / 2);
     }
@@ -137,24 +137,24 @@ INLINE void tile_of_lines(const uint8_t *codes, __m512 map, __m512 scale, uint16
 
 /* False: a scale is too small. */
 AVX512 static bool panel_of_lines(const operand *o, const scales *s, size_t first, uint16_t *out) {
-    uint8_t codes[AMX_LINES * PANEL_CODES];
+    uint8_t codes[BF16_LINES * PANEL_CODES];
     __m512 map = _mm512_loadu_ps(s->b->map), scale[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     uint64_t line = o->at + first, last = o->at + o->n - 1;
     bool aligned = (matrix(o)->k & (s->b->block - 1)) == 0;
     copy_codes(o, first, codes);
-    for (size_t k = 0; k < o->depth; k += AMX_DEPTHS, out += 2 * AMX_TILE)
+    for (size_t k = 0; k < o->depth; k += BF16_DEPTHS, out += 2 * BF16_TILE)
         for (size_t odd = 0; odd < 2; odd++) {
             if (k == 0 || !aligned || ((o->k0 + k) & (s->b->block - 1)) == 0)
                 scale[odd] = scales_at(s, blocks_of(o, s, line + odd, 2, last, o->k0 + k));
             if (!are_normal(scale[odd])) return false;
-            tile_of_lines(codes + odd * PANEL_CODES + k / 2, map, scale[odd], out + odd * AMX_TILE);
+            tile_of_lines(codes + odd * PANEL_CODES + k / 2, map, scale[odd], out + odd * BF16_TILE);
         }
     return true;
 }
 
 static bool pack_lines(const operand *o, uint16_t *out) {
     scales s = scales_of(&matrix(o)->nf4);
-    for (size_t i = 0; i < o->n; i += AMX_LINES, out += amx_panel(o->depth))
+    for (size_t i = 0; i < o->n; i += BF16_LINES, out += bf16_panel(o->depth))
         if (!panel_of_lines(o, &s, i, out)) return false;
     return true;
 }
@@ -162,9 +162,9 @@ static bool pack_lines(const operand *o, uint16_t *out) {
 /* ---- stored by depth ---- */
 
 /* Of each row, of the block that each panel is in. False: one is too small. */
-AVX512 static bool row_scales(const operand *o, const scales *s, float scale[MOST_PANELS][AMX_K_CHUNK]) {
+AVX512 static bool row_scales(const operand *o, const scales *s, float scale[MOST_PANELS][BF16_K_CHUNK]) {
     bool aligned = (matrix(o)->k & (s->b->block - 1)) == 0, normal = true;
-    for (size_t j = 0, p = 0; j < o->n; j += AMX_LINES, p++) {
+    for (size_t j = 0, p = 0; j < o->n; j += BF16_LINES, p++) {
         bool same = p > 0 && aligned && ((o->at + j) & (s->b->block - 1)) != 0;
         if (same) memcpy(scale[p], scale[p - 1], sizeof scale[p]);
         for (size_t k = 0; k < o->depth && !same; k += LANES) {
@@ -185,19 +185,19 @@ INLINE void pair_of_rows(const uint8_t *row, const uint8_t *next, __m512i values
     __m512i even = _mm512_or_si512(_mm512_srli_epi32(c, 4), upper); /* five bits are looked at */
     __m512i odd = _mm512_ternarylogic_epi32(c, half, upper, 0xea);  /* (c & half) | upper */
     _mm512_storeu_si512(out, _mm512_permutexvar_epi16(even, values));
-    _mm512_storeu_si512(out + AMX_TILE, _mm512_permutexvar_epi16(odd, values));
+    _mm512_storeu_si512(out + BF16_TILE, _mm512_permutexvar_epi16(odd, values));
 }
 
 AVX512 static bool pack_depths(const operand *o, uint16_t *out) {
     scales s = scales_of(&matrix(o)->nf4);
-    float scale[MOST_PANELS][AMX_K_CHUNK];
+    float scale[MOST_PANELS][BF16_K_CHUNK];
     __m512 map = _mm512_loadu_ps(s.b->map);
-    size_t panel = amx_panel(o->depth), row_bytes = matrix(o)->k / 2;
+    size_t panel = bf16_panel(o->depth), row_bytes = matrix(o)->k / 2;
     if (!row_scales(o, &s, scale)) return false;
     const uint8_t *row = s.b->codes + element(o, o->k0, o->at) / 2;
     for (size_t k = 0; k < o->depth; k += 2, row += 2 * row_bytes) {
-        uint16_t *to = out + k / AMX_DEPTHS * 2 * AMX_TILE + k % AMX_DEPTHS / 2 * ROW;
-        for (size_t p = 0; p < o->n / AMX_LINES; p++, to += panel) {
+        uint16_t *to = out + k / BF16_DEPTHS * 2 * BF16_TILE + k % BF16_DEPTHS / 2 * ROW;
+        for (size_t p = 0; p < o->n / BF16_LINES; p++, to += panel) {
             __m512 one = _mm512_mul_ps(map, _mm512_set1_ps(scale[p][k]));
             __m512 other = _mm512_mul_ps(map, _mm512_set1_ps(scale[p][k + 1]));
             __m512i values = (__m512i)_mm512_cvtne2ps_pbh(other, one);
@@ -207,7 +207,7 @@ AVX512 static bool pack_depths(const operand *o, uint16_t *out) {
     return true;
 }
 
-bool amx_pack_nf4(const operand *o, uint16_t *out) {
+bool bf16_pack_nf4(const operand *o, uint16_t *out) {
     return o->by_depth ? pack_depths(o, out) : pack_lines(o, out);
 }
 #endif

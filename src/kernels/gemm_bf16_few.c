@@ -1,4 +1,4 @@
-/* The product by AMX of few rows with a matrix that is stored row by row: what decoding a token asks for. The matrix is read
+/* The product of bf16 of few rows with a matrix that is stored row by row: what decoding a token asks for. The matrix is read
  * once, and as fast as memory gives it. It takes the place of the left operand, whose tiles are 16 of its rows as they lie,
  * so that nothing of it is packed; the few rows are packed once, as the right one:
  *
@@ -7,40 +7,39 @@
  *             groups of 64 rows of B, as four tiles
  *                 up to 16 rows of A at a time           four tiles of sums, over the whole of k
  *
- * The instruction adds pairs of depths in the same order whichever operand is which, so that the bits are those of gemm_amx.c.
+ * Pairs of depths are added in the same order whichever operand is which, so that the bits are those of gemm_bf16.c.
  * What no tile holds whole (the last rows, the last depths) comes by way of a copy that has zeros there. */
-#include "kernels/gemm_amx_internal.h"
+#include "kernels/gemm_bf16_internal.h"
 #include "kernels/kernels_internal.h"
 
 #if defined(__x86_64__) && !defined(TIDEMILL_PORTABLE)
-#include <immintrin.h>
 #include <omp.h>
 #include <string.h>
-#define AMX __attribute__((target("amx-tile,amx-bf16")))
 
 enum {
     FEW = 64,   /* rows of A */
     SIDE = 16,  /* of a tile of sums */
     GROUP = 64, /* rows of B */
     MOST_PACKED = 1 << 20,
-    COPIED = AMX_K_CHUNK /* depths of a copy of B's rows */
+    COPIED = BF16_K_CHUNK /* depths of a copy of B's rows */
 };
 
 typedef struct few {
     const tm_gemm_args *g;
+    const bf16_way *way;
     uint64_t row; /* of B: the group's first */
     size_t rows;
     uint16_t *a;    /* packed: [blocks of 16 rows][pairs of depths][rows of the block][2] */
     uint16_t *copy; /* [GROUP][COPIED] */
     float *sums;    /* [blocks of 16 rows of A][GROUP][SIDE] */
-    size_t side;    /* that tiles are configured for */
+    size_t side;    /* that the way was begun for */
 } few;
 
 static size_t packed_bytes(const tm_gemm_args *g) {
-    return g->m * tm_round_up(g->k, AMX_DEPTHS) * 2;
+    return g->m * tm_round_up(g->k, BF16_DEPTHS) * 2;
 }
 
-bool amx_is_few(const tm_gemm_args *g) {
+bool bf16_is_few(const tm_gemm_args *g) {
     return g->m <= FEW && g->b_trans && !g->a_trans && packed_bytes(g) <= MOST_PACKED;
 }
 
@@ -50,7 +49,7 @@ static size_t side_at(const tm_gemm_args *g, size_t i) {
 }
 
 static void pack_rows(const tm_gemm_args *g, uint16_t *out) {
-    size_t depth = tm_round_up(g->k, 2), whole = tm_round_up(g->k, AMX_DEPTHS);
+    size_t depth = tm_round_up(g->k, 2), whole = tm_round_up(g->k, BF16_DEPTHS);
     for (size_t i = 0; i < g->m; i += SIDE) {
         size_t n = side_at(g, i);
         memset(out + (depth - 2) * n, 0, (whole - depth + 2) * n * sizeof *out);
@@ -64,71 +63,12 @@ static void pack_rows(const tm_gemm_args *g, uint16_t *out) {
     }
 }
 
-/* ---- tiles ---- */
-
-enum { TILES = 8, OF_B = 4, OF_A = 6 };
-typedef struct tile_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} tile_config;
-
-/* Sums and the packed rows have as many columns as there are rows of A. */
-AMX static void begin_tiles(few *f, size_t side) {
-    tile_config c = {.palette = 1};
-    if (f->side == side) return;
-    f->side = side;
-    for (size_t i = 0; i < TILES; i++) {
-        bool of_b = i >= OF_B && i < OF_A;
-        c.row_bytes[i] = (uint16_t)(of_b ? AMX_ROW_BYTES : 4 * side);
-        c.rows[i] = AMX_TILE_ROWS;
-    }
-    __asm__ volatile("" ::"m"(c) : "memory"); /* gcc does not know that the instruction reads more than a word of it */
-    _tile_loadconfig(&c);
-}
-
-/* sums[GROUP][side] = or += four tiles of rows of B, `ld` elements apart, times packed rows; `steps` of 32 depths. */
-AMX static void multiply(const uint16_t *b, size_t ld, const uint16_t *a, size_t side, size_t steps, bool add,
-                         float *sums) {
-    size_t bytes = 4 * side, quarter = AMX_TILE_ROWS * side;
-    __asm__ volatile("" ::: "memory"); /* what was packed is stored: nothing says that loading a tile reads it */
-    if (add) {
-        _tile_loadd(0, sums, bytes);
-        _tile_loadd(1, sums + quarter, bytes);
-        _tile_loadd(2, sums + 2 * quarter, bytes);
-        _tile_loadd(3, sums + 3 * quarter, bytes);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (size_t i = 0; i < steps; i++, b += AMX_DEPTHS, a += AMX_DEPTHS * side) {
-        _tile_loadd(6, a, bytes);
-        _tile_loadd(4, b, 2 * ld);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, b + 16 * ld, 2 * ld);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_loadd(4, b + 32 * ld, 2 * ld);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(5, b + 48 * ld, 2 * ld);
-        _tile_dpbf16ps(3, 5, 6);
-    }
-    _tile_stored(0, sums, bytes);
-    _tile_stored(1, sums + quarter, bytes);
-    _tile_stored(2, sums + 2 * quarter, bytes);
-    _tile_stored(3, sums + 3 * quarter, bytes);
-}
-AMX static void end_tiles(void) {
-    _tile_release();
-}
-
 /* ---- a group of B's rows ---- */
 
 /* Depths [k, k + n) of the group's rows, decoded where they are packed, and zeros for what they have not. */
 static void copy_rows(const few *f, size_t k, size_t n) {
     const tm_gemm_args *g = f->g;
-    size_t whole = tm_round_up(n, AMX_DEPTHS);
+    size_t whole = tm_round_up(n, BF16_DEPTHS);
     for (size_t r = 0; r < GROUP; r++) {
         uint16_t *to = f->copy + r * COPIED;
         if (r >= f->rows) {
@@ -136,7 +76,7 @@ static void copy_rows(const few *f, size_t k, size_t n) {
             continue;
         }
         if (g->b_packed)
-            amx_unpack(g->b_packed, f->row + r, k, n, to);
+            bf16_unpack(g->b_packed, f->row + r, k, n, to);
         else
             memcpy(to, (const uint16_t *)g->b + (f->row + r) * g->ldb + k, n * sizeof *to);
         memset(to + n, 0, (whole - n) * sizeof *to);
@@ -145,16 +85,23 @@ static void copy_rows(const few *f, size_t k, size_t n) {
 
 /* Where all of it lies as tiles want it. */
 static size_t direct_steps(const few *f) {
-    return f->rows == GROUP && !f->g->b_packed ? f->g->k / AMX_DEPTHS : 0;
+    return f->rows == GROUP && !f->g->b_packed ? f->g->k / BF16_DEPTHS : 0;
 }
 
 /* Sums of all rows of A += those over depths [k, k + 32 steps), where B's begin at b. */
 static void multiply_sides(few *f, const uint16_t *b, size_t ld, size_t k, size_t steps) {
-    size_t whole = tm_round_up(f->g->k, AMX_DEPTHS);
+    size_t whole = tm_round_up(f->g->k, BF16_DEPTHS);
     for (size_t i = 0; i < f->g->m; i += SIDE) {
         size_t side = side_at(f->g, i);
-        begin_tiles(f, side);
-        multiply(b, ld, f->a + i * whole + k * side, side, steps, k > 0, f->sums + i * GROUP);
+        if (f->side != side) f->way->begin(side);
+        f->side = side;
+        f->way->multiply_few(&(bf16_few_rows){.b = b,
+                                              .ld = ld,
+                                              .a = f->a + i * whole + k * side,
+                                              .side = side,
+                                              .steps = steps,
+                                              .add = k > 0,
+                                              .sums = f->sums + i * GROUP});
     }
 }
 
@@ -162,25 +109,25 @@ static void one_group(few *f) {
     const tm_gemm_args *g = f->g;
     size_t steps = direct_steps(f);
     if (steps) multiply_sides(f, (const uint16_t *)g->b + f->row * g->ldb, g->ldb, 0, steps);
-    for (size_t k = steps * AMX_DEPTHS; k < g->k; k += COPIED) {
+    for (size_t k = steps * BF16_DEPTHS; k < g->k; k += COPIED) {
         size_t n = tm_min_u64(COPIED, g->k - k);
         copy_rows(f, k, n);
-        multiply_sides(f, f->copy, COPIED, k, tm_round_up(n, AMX_DEPTHS) / AMX_DEPTHS);
+        multiply_sides(f, f->copy, COPIED, k, tm_round_up(n, BF16_DEPTHS) / BF16_DEPTHS);
     }
     for (size_t i = 0; i < g->m; i += SIDE) {
-        const amx_block c = {.g = g, .row = i, .rows = side_at(g, i), .column = f->row, .columns = f->rows};
-        amx_store_few(&c, f->sums + i * GROUP);
+        const bf16_block c = {.g = g, .row = i, .rows = side_at(g, i), .column = f->row, .columns = f->rows};
+        bf16_store_few(&c, f->sums + i * GROUP);
     }
 }
 
-void amx_few(const tm_gemm_args *g, unsigned threads) {
+void bf16_few(const tm_gemm_args *g, const bf16_way *way, unsigned threads) {
     uint64_t blocks = (g->n + SIDE - 1) / SIDE;
 #pragma omp parallel num_threads(threads) if (blocks > 1)
     {
         unsigned team = (unsigned)omp_get_num_threads(), me = (unsigned)omp_get_thread_num();
         uint64_t end = tm_min_u64(blocks * (me + 1) / team * SIDE, g->n);
         char *mine = gemm_builtin_scratch(me, MOST_PACKED + GROUP * COPIED * 2 + GROUP * FEW * 4);
-        few f = {.g = g, .a = (uint16_t *)(void *)mine};
+        few f = {.g = g, .way = way, .a = (uint16_t *)(void *)mine};
         f.copy = (uint16_t *)(void *)(mine + MOST_PACKED);
         f.sums = (float *)(void *)(mine + MOST_PACKED + GROUP * COPIED * 2);
         f.row = blocks * me / team * SIDE;
@@ -189,7 +136,7 @@ void amx_few(const tm_gemm_args *g, unsigned threads) {
             f.rows = tm_min_u64(GROUP, end - f.row);
             one_group(&f);
         }
-        end_tiles();
+        way->end();
     }
 }
 #endif

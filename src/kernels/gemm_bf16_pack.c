@@ -1,5 +1,5 @@
 /* Panels of the product by AMX, and its results to C, by AVX-512, which every CPU with AMX has. */
-#include "kernels/gemm_amx_internal.h"
+#include "kernels/gemm_bf16_internal.h"
 
 #include <string.h>
 
@@ -12,8 +12,8 @@
 #define AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
 #define INLINE AVX512 __attribute__((always_inline)) static inline
 
-enum { AHEAD = 4 };               /* rows */
-enum { ROW = AMX_ROW_BYTES / 2 }; /* elements of a tile's row */
+enum { AHEAD = 4 };                /* rows */
+enum { ROW = BF16_ROW_BYTES / 2 }; /* elements of a tile's row */
 static const __mmask32 ODD = 0xaaaaaaaaU;
 
 static const uint16_t *element_at(const operand *o, size_t line, size_t depth) {
@@ -49,42 +49,42 @@ INLINE void transpose_pairs(const uint16_t *x, size_t ld, uint16_t *out) {
 #undef PART
 }
 
-AVX512 void amx_transpose_pairs(const uint16_t *x, size_t ld, uint16_t *out) {
+AVX512 void bf16_transpose_pairs(const uint16_t *x, size_t ld, uint16_t *out) {
     transpose_pairs(x, ld, out);
 }
 
 /* Stored by line: up to 32 depths of up to 32 lines, as tiles of a left operand. */
 INLINE void copy_lines(const uint16_t *x, uint64_t ld, size_t lines, size_t depths, uint16_t *out) {
     __mmask32 mask = first_lanes(depths);
-    for (size_t i = 0; i < AMX_LINES; i++) {
+    for (size_t i = 0; i < BF16_LINES; i++) {
         __m512i row = i < lines ? _mm512_maskz_loadu_epi16(mask, x + i * ld) : _mm512_setzero_si512();
-        _mm512_storeu_si512(out + i % 2 * AMX_TILE + i / 2 * ROW, row);
+        _mm512_storeu_si512(out + i % 2 * BF16_TILE + i / 2 * ROW, row);
     }
 }
 
 /* Stored by depth: pairs of depths, as tiles of a right operand. */
 INLINE void pair_depths(const uint16_t *x, uint64_t ld, size_t lines, size_t depths, uint16_t *out) {
     __mmask32 mask = first_lanes(lines);
-    for (size_t p = 0; p < AMX_DEPTHS; p += 2, out += ROW) {
+    for (size_t p = 0; p < BF16_DEPTHS; p += 2, out += ROW) {
         __m512i a = p < depths ? _mm512_maskz_loadu_epi16(mask, x + p * ld) : _mm512_setzero_si512();
         __m512i b = p + 1 < depths ? _mm512_maskz_loadu_epi16(mask, x + (p + 1) * ld) : _mm512_setzero_si512();
         _mm512_storeu_si512(out, _mm512_mask_blend_epi16(ODD, a, _mm512_slli_epi32(b, 16)));
-        _mm512_storeu_si512(out + AMX_TILE, _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32(a, 16), b));
+        _mm512_storeu_si512(out + BF16_TILE, _mm512_mask_blend_epi16(ODD, _mm512_srli_epi32(a, 16), b));
     }
 }
 
-AVX512 void amx_pack_left(const operand *o, uint16_t *out) {
-    uint16_t pairs[2 * AMX_TILE];
-    for (size_t i = 0; i < o->n; i += AMX_LINES)
-        for (size_t k = 0; k < o->depth; k += AMX_DEPTHS, out += 2 * AMX_TILE) {
-            size_t lines = tm_min_u64(AMX_LINES, o->n - i), depths = tm_min_u64(AMX_DEPTHS, o->depth - k);
+AVX512 void bf16_pack_left(const operand *o, uint16_t *out) {
+    uint16_t pairs[2 * BF16_TILE];
+    for (size_t i = 0; i < o->n; i += BF16_LINES)
+        for (size_t k = 0; k < o->depth; k += BF16_DEPTHS, out += 2 * BF16_TILE) {
+            size_t lines = tm_min_u64(BF16_LINES, o->n - i), depths = tm_min_u64(BF16_DEPTHS, o->depth - k);
             if (!o->by_depth) {
                 copy_lines(element_at(o, i, k), o->ld, lines, depths, out);
                 continue;
             }
             pair_depths(element_at(o, i, k), o->ld, lines, depths, pairs);
             transpose_pairs(pairs, ROW, out);
-            transpose_pairs(pairs + AMX_TILE, ROW, out + AMX_TILE);
+            transpose_pairs(pairs + BF16_TILE, ROW, out + BF16_TILE);
         }
 }
 
@@ -116,9 +116,9 @@ AVX512_BF16 static void f16(const uint8_t *x, size_t n, size_t ahead, uint16_t *
     }
 }
 
-void amx_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_t *out) {
-    float wide[AMX_K_CHUNK];
-    TM_ASSERT(n <= AMX_K_CHUNK);
+void bf16_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_t *out) {
+    float wide[BF16_K_CHUNK];
+    TM_ASSERT(n <= BF16_K_CHUNK);
     if (n % 32 || p->packing == TM_PACKED_BF16 || p->packing == TM_PACKED_BITS4) {
         tm_packed_values(p, row, k, n, TM_ELEM_BF16, out);
     } else if (p->packing == TM_PACKED_Q8_0 && k % 32 == 0) {
@@ -133,39 +133,39 @@ void amx_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_t
 
 /* Of a packed operand a panel's lines are decoded together. */
 static void pack_decoded(const operand *o, uint16_t *out) {
-    uint16_t buf[AMX_LINES * AMX_K_CHUNK];
-    TM_ASSERT(o->depth <= AMX_K_CHUNK);
-    if (amx_nf4_fits(o) && amx_pack_nf4(o, out)) return;
-    for (size_t i = 0; i < o->n; i += AMX_LINES, out += amx_panel(o->depth)) {
-        operand some = {.x = buf, .type = o->type, .by_depth = o->by_depth, .n = tm_min_u64(AMX_LINES, o->n - i)};
-        some.ld = o->by_depth ? AMX_LINES : AMX_K_CHUNK;
+    uint16_t buf[BF16_LINES * BF16_K_CHUNK];
+    TM_ASSERT(o->depth <= BF16_K_CHUNK);
+    if (bf16_nf4_fits(o) && bf16_pack_nf4(o, out)) return;
+    for (size_t i = 0; i < o->n; i += BF16_LINES, out += bf16_panel(o->depth)) {
+        operand some = {.x = buf, .type = o->type, .by_depth = o->by_depth, .n = tm_min_u64(BF16_LINES, o->n - i)};
+        some.ld = o->by_depth ? BF16_LINES : BF16_K_CHUNK;
         some.depth = o->depth;
         for (size_t j = 0; j < (o->by_depth ? o->depth : some.n); j++) {
             uint64_t row = o->by_depth ? o->k0 + j : o->at + i + j, at = o->by_depth ? o->at + i : o->k0;
-            amx_unpack(o->packed, row, at, o->by_depth ? some.n : o->depth, buf + j * some.ld);
+            bf16_unpack(o->packed, row, at, o->by_depth ? some.n : o->depth, buf + j * some.ld);
         }
-        amx_pack_right(&some, out);
+        bf16_pack_right(&some, out);
     }
 }
 
-AVX512 void amx_pack_right(const operand *o, uint16_t *out) {
-    uint16_t rows[2 * AMX_TILE];
+AVX512 void bf16_pack_right(const operand *o, uint16_t *out) {
+    uint16_t rows[2 * BF16_TILE];
     if (o->packed) {
         pack_decoded(o, out);
         return;
     }
-    for (size_t i = 0; i < o->n; i += AMX_LINES)
-        for (size_t k = 0; k < o->depth; k += AMX_DEPTHS, out += 2 * AMX_TILE) {
-            size_t lines = tm_min_u64(AMX_LINES, o->n - i), depths = tm_min_u64(AMX_DEPTHS, o->depth - k);
+    for (size_t i = 0; i < o->n; i += BF16_LINES)
+        for (size_t k = 0; k < o->depth; k += BF16_DEPTHS, out += 2 * BF16_TILE) {
+            size_t lines = tm_min_u64(BF16_LINES, o->n - i), depths = tm_min_u64(BF16_DEPTHS, o->depth - k);
             if (o->by_depth) {
                 pair_depths(element_at(o, i, k), o->ld, lines, depths, out);
-            } else if (lines == AMX_LINES && depths == AMX_DEPTHS) {
+            } else if (lines == BF16_LINES && depths == BF16_DEPTHS) {
                 transpose_pairs(element_at(o, i, k), 2 * o->ld, out);
-                transpose_pairs(element_at(o, i + 1, k), 2 * o->ld, out + AMX_TILE);
+                transpose_pairs(element_at(o, i + 1, k), 2 * o->ld, out + BF16_TILE);
             } else {
                 copy_lines(element_at(o, i, k), o->ld, lines, depths, rows);
                 transpose_pairs(rows, ROW, out);
-                transpose_pairs(rows + AMX_TILE, ROW, out + AMX_TILE);
+                transpose_pairs(rows + BF16_TILE, ROW, out + BF16_TILE);
             }
         }
 }
@@ -208,12 +208,12 @@ INLINE void row_32_bits(const tm_gemm_args *g, uint64_t at, size_t columns, __m5
     if (columns > 16) half_row(g, at + 16, columns - 16, _mm512_permutex2var_ps(even, high, odd));
 }
 
-AVX512 void amx_store(const amx_block *b, const float *sums) {
+AVX512 void bf16_store(const bf16_block *b, const float *sums) {
     __m512 alpha = _mm512_set1_ps(b->g->alpha);
     for (size_t i = 0; i < b->rows; i++) {
-        const float *row = sums + i % 2 * AMX_TILE + i / 2 * AMX_TILE_ROWS;
+        const float *row = sums + i % 2 * BF16_TILE + i / 2 * BF16_TILE_ROWS;
         __m512 even = _mm512_mul_ps(alpha, _mm512_loadu_ps(row));
-        __m512 odd = _mm512_mul_ps(alpha, _mm512_loadu_ps(row + AMX_TILE / 2));
+        __m512 odd = _mm512_mul_ps(alpha, _mm512_loadu_ps(row + BF16_TILE / 2));
         uint64_t at = (b->row + i) * b->g->ldc + b->column;
         if (b->g->c_type == TM_ELEM_F32)
             row_32_bits(b->g, at, b->columns, even, odd);
@@ -232,7 +232,7 @@ INLINE void lanes_16_bits(const tm_gemm_args *g, uint64_t at, size_t columns, __
     _mm256_mask_storeu_epi16(c, mask, _mm512_cvtepi32_epi16(round16(sums)));
 }
 
-AVX512 void amx_store_few(const amx_block *b, const float *sums) {
+AVX512 void bf16_store_few(const bf16_block *b, const float *sums) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m512i from = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)b->rows));
     __m512 alpha = _mm512_set1_ps(b->g->alpha);
