@@ -145,6 +145,9 @@ static const bf16_way way = {.name = "amx2", /* with attention of its own */
 static gemm_opened open_amx(unsigned threads, tm_elem products) {
     return bf16_open(&way, threads, products);
 }
+static uint64_t resident(unsigned threads, const tm_products *p) {
+    return bf16_resident_bytes(threads, p) + 3 * TM_MIB / 8; /* attention's code, and its check of a start */
+}
 static int preference(tm_elem products) {
     return products == TM_ELEM_BF16 && has_amx() ? 40 : 0;
 }
@@ -153,7 +156,7 @@ const gemm_backend gemm_amx = {.name = "amx",
                                .open = open_amx,
                                .run = bf16_run,
                                .describe = bf16_describe,
-                               .resident_bytes = bf16_resident_bytes,
+                               .resident_bytes = resident,
                                .attention = &attention_by_amx,
                                .close = bf16_close};
 #else

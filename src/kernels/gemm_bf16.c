@@ -215,6 +215,6 @@ const char *bf16_describe(void) {
     return own.name;
 }
 uint64_t bf16_resident_bytes(unsigned threads, const tm_products *p) {
-    return gemm_builtin.resident_bytes(threads, p) + TM_MIB / 2; /* its own code, and attention's check of a start */
+    return gemm_builtin.resident_bytes(threads, p) + TM_MIB / 8; /* its own code */
 }
 #endif
