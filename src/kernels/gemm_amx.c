@@ -136,6 +136,7 @@ AMX static void multiply_few(const bf16_few_rows *f) {
 }
 
 static const bf16_way way = {.name = "amx2", /* with attention of its own */
+                             .passes = 1,
                              .there = has_amx,
                              .begin = begin_tiles,
                              .end = end_tiles,

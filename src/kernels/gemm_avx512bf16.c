@@ -86,6 +86,7 @@ static bool there(void) {
 }
 
 static const bf16_way way = {.name = "avx512bf16",
+                             .passes = 2 * BF16_TILE_ROWS / ROWS,
                              .there = there,
                              .begin = begin,
                              .end = end,

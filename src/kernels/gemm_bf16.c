@@ -1,10 +1,10 @@
 /* Our own product of bf16, by AMX or AVX-512 BF16. C is cut into tiles, each made by one thread on its own:
  *
  *     tile of C, up to M_TILE x N_TILE
- *         for k0 by at most BF16_K_CHUNK                    packs A[tile, k0..]: it stays in the core's second cache
+ *         for k0 by at most BF16_K_CHUNK                   packs A[tile, k0..]: it stays in the core's second cache
  *             groups of up to GROUP columns                packs B[k0.., group]
  *                 panels of 32 columns of B                one stays in half of the first cache, for two threads may share it
- *                     panels of 32 rows of A               2 x 2 register tiles
+ *                     panels of 32 rows of A               a block of sums, 32 x 32
  *
  * While registers multiply, what is read next is asked for: the next group of B (weights come out of memory), A of the next
  * part of k, the next sums, rows of C.
@@ -74,8 +74,9 @@ static bf16_ahead ahead_of_operand(const operand *o) {
     return ahead_of(x + o->at * o->ld + o->k0, o->depth * 2, o->ld * 2, o->n);
 }
 
-/* So that all of it has been asked for after that many times. */
-static void spread(bf16_ahead *a, size_t times) {
+/* So that all of it has been asked for after that many steps, of as many passes as the way makes. */
+static void spread(bf16_ahead *a, size_t steps) {
+    size_t times = steps * own.way->passes;
     a->each = (a->runs * ((a->run + 63) / 64) + times - 1) / times;
 }
 

@@ -58,6 +58,7 @@ typedef struct bf16_few_rows {
 /* Sums are fp32, added pair of depths by pair of depths in the order of k, in both products: the same bits. */
 typedef struct bf16_way {
     const char *name;
+    size_t passes;       /* over the depths of a block: at each step of each more of what is read next is asked for */
     bool (*there)(void); /* what the CPU and the system have */
     void (*begin)(size_t side),
         (*end)(void); /* of the calling thread's products, with sums of so many columns, up to 16 */

@@ -1,4 +1,4 @@
-/* Panels of the product by AMX, and its results to C, by AVX-512, which every CPU with AMX has. */
+/* Panels of our own product of bf16, and its results to C, by AVX-512, which every CPU has that multiplies bf16. */
 #include "kernels/gemm_bf16_internal.h"
 
 #include <string.h>
@@ -88,7 +88,7 @@ AVX512 void bf16_pack_left(const operand *o, uint16_t *out) {
         }
 }
 
-/* Every CPU with AMX has this conversion, which takes denormals for zero as the products do. */
+/* Comes with the products, and takes denormals for zero as they do. */
 AVX512_BF16 static void narrow32(const float *x, uint16_t *out, size_t n) {
     for (size_t i = 0; i < n; i += 32)
         _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i)));
