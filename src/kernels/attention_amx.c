@@ -222,7 +222,7 @@ static void forward_item(const tm_attention *a, uint64_t b, uint64_t head) {
     forward_scratch w = forward_carve(a);
     size_t d = whole(a->head_dim);
     attention_view kv = attention_view_of(a, b, head / (a->heads / a->kv_heads));
-    amx_begin_tiles();
+    amx_begin_tiles(BF16_TILE_ROWS);
     memset(w.o, 0, whole(a->seq) * d * sizeof *w.o);
     for (uint64_t s = 0; s < a->seq; s++) w.max[s] = -INFINITY, w.sum[s] = 0;
     for (uint64_t k0 = kv.first; k0 < kv.keys; k0 += TILE) {
@@ -319,7 +319,7 @@ static void backward_item(const tm_attention *a, uint64_t b, uint64_t kv_head) {
     backward_scratch w = backward_carve(a);
     size_t d = whole(a->head_dim), group = a->heads / a->kv_heads, seq = whole(a->seq);
     attention_view kv = attention_view_of(a, b, kv_head);
-    amx_begin_tiles();
+    amx_begin_tiles(BF16_TILE_ROWS);
     memset(w.dq, 0, group * seq * d * sizeof *w.dq);
     for (size_t g = 0; g < group; g++) attention_deltas(a, b, kv_head * group + g, w.delta + g * seq);
     for (uint64_t k0 = 0; k0 < kv.keys; k0 += TILE) backward_keys(a, b, kv_head, &kv, k0, &w);

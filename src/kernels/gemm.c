@@ -49,7 +49,7 @@ static tm_status use_forced(const char *name, unsigned threads, tm_elem products
                                 : "; install it");
 }
 
-/* The one this CPU's feature bits prefer most for products of that type, of those below `limit`; NULL: none. */
+/* The one this CPU prefers most for products of that type, of those below `limit`; NULL: none. */
 static const gemm_backend *preferred(tm_elem products, int limit) {
     const gemm_backend *best = NULL;
     for (size_t i = 0; i < GEMM_BACKENDS; i++) {

@@ -41,8 +41,7 @@ typedef struct tile_config {
     uint8_t rows[16];
 } tile_config;
 
-/* Sums and right operands have so many columns; all tiles have 16 rows. */
-AMX static void begin_tiles(size_t side) {
+AMX void amx_begin_tiles(size_t side) {
     tile_config c = {.palette = 1};
     for (size_t i = 0; i < TILES; i++) {
         bool left = i >= OF_ROWS && i < OF_COLUMNS;
@@ -52,15 +51,8 @@ AMX static void begin_tiles(size_t side) {
     __asm__ volatile("" ::"m"(c) : "memory"); /* gcc does not know that the instruction reads more than a word of it */
     _tile_loadconfig(&c);
 }
-AMX static void end_tiles(void) {
+AMX void amx_end_tiles(void) {
     _tile_release();
-}
-
-void amx_begin_tiles(void) {
-    begin_tiles(BF16_TILE_ROWS);
-}
-void amx_end_tiles(void) {
-    end_tiles();
 }
 
 AMX static void begin_sums(const float *sums, bool add) {
@@ -138,8 +130,8 @@ AMX static void multiply_few(const bf16_few_rows *f) {
 static const bf16_way way = {.name = "amx2", /* with attention of its own */
                              .passes = 1,
                              .there = has_amx,
-                             .begin = begin_tiles,
-                             .end = end_tiles,
+                             .begin = amx_begin_tiles,
+                             .end = amx_end_tiles,
                              .multiply = multiply_panels,
                              .multiply_few = multiply_few};
 
@@ -160,14 +152,4 @@ const gemm_backend gemm_amx = {.name = "amx",
                                .resident_bytes = resident,
                                .attention = &attention_by_amx,
                                .close = bf16_close};
-#else
-static gemm_opened open_amx(unsigned threads, tm_elem products) {
-    (void)threads, (void)products;
-    return GEMM_ABSENT;
-}
-static int preference(tm_elem products) {
-    (void)products;
-    return 0;
-}
-const gemm_backend gemm_amx = {.name = "amx", .preference = preference, .open = open_amx};
 #endif

@@ -112,14 +112,4 @@ const gemm_backend gemm_avx512bf16 = {.name = "avx512bf16",
                                       .describe = bf16_describe,
                                       .resident_bytes = bf16_resident_bytes,
                                       .close = bf16_close};
-#else
-static gemm_opened open_avx512bf16(unsigned threads, tm_elem products) {
-    (void)threads, (void)products;
-    return GEMM_ABSENT;
-}
-static int preference(tm_elem products) {
-    (void)products;
-    return 0;
-}
-const gemm_backend gemm_avx512bf16 = {.name = "avx512bf16", .preference = preference, .open = open_avx512bf16};
 #endif

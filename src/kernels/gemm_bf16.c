@@ -218,4 +218,15 @@ const char *bf16_describe(void) {
 uint64_t bf16_resident_bytes(unsigned threads, const tm_products *p) {
     return gemm_builtin.resident_bytes(threads, p) + TM_MIB / 8; /* its own code */
 }
+#else
+static gemm_opened absent(unsigned threads, tm_elem products) {
+    (void)threads, (void)products;
+    return GEMM_ABSENT;
+}
+static int never(tm_elem products) {
+    (void)products;
+    return 0;
+}
+const gemm_backend gemm_amx = {.name = "amx", .preference = never, .open = absent};
+const gemm_backend gemm_avx512bf16 = {.name = "avx512bf16", .preference = never, .open = absent};
 #endif

@@ -60,8 +60,8 @@ typedef struct bf16_way {
     const char *name;
     size_t passes;       /* over the depths of a block: at each step of each more of what is read next is asked for */
     bool (*there)(void); /* what the CPU and the system have */
-    void (*begin)(size_t side),
-        (*end)(void); /* of the calling thread's products, with sums of so many columns, up to 16 */
+    void (*begin)(size_t side); /* of the calling thread's products, with sums of so many columns, up to 16 */
+    void (*end)(void);
     /* sums (a block: [even, odd rows][even, odd columns][16][16]) = or += the product of two panels */
     void (*multiply)(const uint16_t *a, const uint16_t *b, size_t depth, bool add, float *sums,
                      bf16_ahead asked[BF16_ASKED]);
@@ -75,8 +75,9 @@ const char *bf16_describe(void);
 uint64_t bf16_resident_bytes(unsigned threads, const tm_products *p);
 void bf16_close(void);
 
-/* Of attention by AMX: register tiles of the calling thread, all of 16 rows x 64 bytes, from one to the other. */
-void amx_begin_tiles(void);
+/* Register tiles of AMX, of the calling thread, from one to the other (attention_amx.c as well): 16 rows; sums and right
+ * operands have so many columns. */
+void amx_begin_tiles(size_t side);
 void amx_end_tiles(void);
 
 /* ---- packing ---- */

@@ -4,6 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/kernels_internal.h"
+#include "tests/support/forced.h"
 #include "tests/support/skip.h"
 
 #include <math.h>
@@ -84,10 +85,9 @@ static inline int run_with_amx(int (*run)(const char *isa)) {
     return 0;
 }
 
-/* `run` in every column that this machine has; in the emulated one, where that is what is compiled. Products are those of the
- * column: what is forced may be of the last one alone. */
+/* `run` in every column that this machine has; in the emulated one, where that is what is compiled. */
 static inline int run_columns(int (*run)(const char *isa)) {
-    unsetenv("TIDEMILL_GEMM");
+    drop_products_of_one_column();
 #ifdef TM_TEST_AVX512_EMULATED
     static const char *const columns[] = {"avx512"};
     kernels_columns[0].supported = always;

@@ -1,5 +1,5 @@
 /* What tests of several folders share. Beside it: skip.h (what cannot run here, what is long), walk.h (every call of a
- * life fails in turn), leave.h (children of tests), screen.h (a terminal). */
+ * life fails in turn), leave.h (children of tests), screen.h (a terminal), forced.h (columns of kernels under TIDEMILL_GEMM). */
 #ifndef TESTS_SUPPORT_H
 #define TESTS_SUPPORT_H
 
