@@ -378,6 +378,10 @@ static inline tm_fmt job_compute_fmt(tm_dtype dtype) {
     return dtype == TM_F32 ? TM_FMT_F32 : dtype == TM_BF16 ? TM_FMT_BF16 : TM_FMT_F16;
 }
 
+/* At most, of a micro-batch: what is computed, and what its frames are made for. */
+static inline uint32_t shape_real_tokens(const job_shape *s) {
+    return s->tokens ? s->tokens : s->rows * s->seq;
+}
 static inline uint32_t shape_tokens(const job_shape *s) {
     return s->tokens ? s->tokens : (uint32_t)tm_round_up((uint64_t)s->rows * s->seq, 64);
 }

@@ -26,12 +26,12 @@ enum {
     BLOCK = 4 * QUARTER,
     STEP = 2 * BF16_TILE
 }; /* sums 16 x 16, 32 x 32; 32 depths of a panel */
-/* Of each thread: sums, panels of A and of B. */
+/* Of each thread: panels of B and of A, and sums behind them: what small tiles leave untouched is the end. */
 enum {
-    C_BYTES = M_TILE * N_TILE * 4,
-    A_BYTES = M_TILE * BF16_K_CHUNK * 2,
     B_BYTES = GROUP * BF16_K_CHUNK * 2,
-    THREAD_BYTES = C_BYTES + A_BYTES + B_BYTES
+    A_BYTES = M_TILE * BF16_K_CHUNK * 2,
+    C_BYTES = M_TILE * N_TILE * 4,
+    THREAD_BYTES = B_BYTES + A_BYTES + C_BYTES
 };
 static const gemm_limits limits = {M_TILE, N_TILE, BF16_LINES, BF16_LINES, GROUP};
 
@@ -183,8 +183,8 @@ static void one_tile(const tm_gemm_args *g, const gemm_cut *c, uint64_t x, char 
     gemm_piece m = gemm_piece_of(g->m, c->tiles_m, x % c->tiles_m, BF16_LINES),
                n = gemm_piece_of(g->n, c->tiles_n, x / c->tiles_m, BF16_LINES);
     t.i0 = m.at, t.m = m.n, t.j0 = n.at, t.n = n.n;
-    t.c = (float *)(void *)mine, t.a = (uint16_t *)(void *)(mine + C_BYTES);
-    t.b = (uint16_t *)(void *)(mine + C_BYTES + A_BYTES);
+    t.b = (uint16_t *)(void *)mine, t.a = (uint16_t *)(void *)(mine + B_BYTES);
+    t.c = (float *)(void *)(mine + B_BYTES + A_BYTES);
     for (uint64_t k0 = 0; k0 < g->k && t.m && t.n; k0 += t.k_step) {
         tile part = with_part(&t, k0);
         one_part(&part);
@@ -215,8 +215,18 @@ void bf16_run(const tm_gemm_args *g) {
 const char *bf16_describe(void) {
     return own.name;
 }
+
+/* Of a thread with a tile of a product that is m high, n wide and k deep. */
+static size_t touched_bytes(uint64_t m, uint64_t n, uint64_t k) {
+    size_t blocks = panels_of(tm_min_u64(m, M_TILE)) * panels_of(tm_min_u64(n, N_TILE));
+    return B_BYTES + A_BYTES + (k <= BF16_K_CHUNK ? 1 : blocks) * BLOCK * sizeof(float);
+}
+
 uint64_t bf16_resident_bytes(unsigned threads, const tm_products *p) {
-    return gemm_builtin.resident_bytes(threads, p) + TM_MIB / 8; /* its own code */
+    uint64_t others = gemm_builtin.resident_bytes(threads, p); /* what is not bf16, and code that both run */
+    if (p->type != TM_ELEM_BF16) return others + TM_MIB / 8;
+    size_t bytes = tm_max_u64(bf16_few_bytes(), gemm_most_touched(p, touched_bytes));
+    return gemm_builtin_touched(threads, bytes) + 3 * TM_MIB / 8;
 }
 #else
 static gemm_opened absent(unsigned threads, tm_elem products) {

@@ -21,8 +21,15 @@ enum {
     SIDE = 16,  /* of a tile of sums */
     GROUP = 64, /* rows of B */
     MOST_PACKED = 1 << 20,
-    COPIED = BF16_K_CHUNK /* depths of a copy of B's rows */
+    COPIED = BF16_K_CHUNK, /* depths of a copy of B's rows */
+    COPY_AT = MOST_PACKED, /* of each thread's scratch */
+    SUMS_AT = COPY_AT + GROUP * COPIED * 2,
+    SCRATCH_BYTES = SUMS_AT + GROUP * FEW * 4
 };
+
+size_t bf16_few_bytes(void) {
+    return SCRATCH_BYTES;
+}
 
 typedef struct few {
     const tm_gemm_args *g;
@@ -126,10 +133,10 @@ void bf16_few(const tm_gemm_args *g, const bf16_way *way, unsigned threads) {
     {
         unsigned team = (unsigned)omp_get_num_threads(), me = (unsigned)omp_get_thread_num();
         uint64_t end = tm_min_u64(blocks * (me + 1) / team * SIDE, g->n);
-        char *mine = gemm_builtin_scratch(me, MOST_PACKED + GROUP * COPIED * 2 + GROUP * FEW * 4);
+        char *mine = gemm_builtin_scratch(me, SCRATCH_BYTES);
         few f = {.g = g, .way = way, .a = (uint16_t *)(void *)mine};
-        f.copy = (uint16_t *)(void *)(mine + MOST_PACKED);
-        f.sums = (float *)(void *)(mine + MOST_PACKED + GROUP * COPIED * 2);
+        f.copy = (uint16_t *)(void *)(mine + COPY_AT);
+        f.sums = (float *)(void *)(mine + SUMS_AT);
         f.row = blocks * me / team * SIDE;
         if (f.row < end) pack_rows(g, f.a);
         for (; f.row < end; f.row += GROUP) {

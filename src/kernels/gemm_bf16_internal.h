@@ -105,6 +105,7 @@ void bf16_unpack(const tm_packed *p, uint64_t row, uint64_t k, size_t n, uint16_
 /* Products of few rows with a matrix stored by rows (gemm_bf16_few.c); operands are bf16. */
 bool bf16_is_few(const tm_gemm_args *g);
 void bf16_few(const tm_gemm_args *g, const bf16_way *way, unsigned threads);
+size_t bf16_few_bytes(void); /* of each thread's scratch */
 
 /* sums: [even or odd rows][even or odd columns][16][16] */
 void bf16_store(const bf16_block *b, const float *sums);

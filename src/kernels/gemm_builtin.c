@@ -32,12 +32,12 @@ enum {
     HUGE_PAGE = 2 << 20
 };
 
-/* Of each thread: panels of A and of B, sums. */
+/* Of each thread: panels of B, as many of A as the tile has, and the tile's sums behind them: what small tiles leave untouched
+ * is the end. */
 enum {
-    A_FLOATS = A_PANELS * GEMM_A_PANEL,
     B_FLOATS = COLUMN_PANELS * GEMM_B_PANEL,
     BLOCK_FLOATS = M_TILE * COLUMNS,
-    THREAD_FLOATS = A_FLOATS + B_FLOATS + BLOCKS * BLOCK_FLOATS
+    THREAD_FLOATS = B_FLOATS + A_PANELS * GEMM_A_PANEL + BLOCKS * BLOCK_FLOATS
 };
 
 static struct {
@@ -68,6 +68,17 @@ static void close_builtin(void) {
     own.base = NULL;
 }
 
+/* With memory in huge pages, what is written of one is all there. */
+uint64_t gemm_builtin_touched(unsigned threads, size_t bytes) {
+    const size_t each = THREAD_FLOATS * sizeof(float);
+    uint64_t pages = 0, counted = 0;
+    for (unsigned t = 0; t < threads; t++) {
+        uint64_t from = tm_max_u64(t * each / HUGE_PAGE, counted), to = (t * each + bytes - 1) / HUGE_PAGE + 1;
+        if (to > from) pages += to - from, counted = to;
+    }
+    return pages * HUGE_PAGE;
+}
+
 char *gemm_builtin_scratch(unsigned thread, size_t bytes) {
     TM_ASSERT(thread < own.threads && bytes <= THREAD_FLOATS * sizeof(float));
     return (char *)(own.scratch + (size_t)thread * THREAD_FLOATS);
@@ -80,6 +91,10 @@ typedef struct tile { /* of C, and the part of k under way */
     bool first, last; /* of the parts of k */
     float *a, *b, *c;
 } tile;
+
+static size_t panels_of(size_t rows) {
+    return (rows + GEMM_MR - 1) / GEMM_MR;
+}
 
 static operand rows_of_a(const tile *t) {
     const tm_gemm_args *g = t->g;
@@ -128,7 +143,7 @@ static void one_panel(const tile *t, size_t ip, size_t panels, float *c) {
 static void one_block(const tile *t, size_t j) {
     size_t columns = tm_min_u64(COLUMNS, t->n - j), panels = (columns + GEMM_NR - 1) / GEMM_NR;
     bool once = t->first && t->last; /* then the sums of one panel's rows serve all */
-    float *c = once ? t->c : t->c + j / COLUMNS * BLOCK_FLOATS;
+    float *c = once ? t->c : t->c + j / COLUMNS * panels_of(t->m) * GEMM_MR * COLUMNS;
     operand b = columns_of_b(t, j);
     gemm_pack(&b, GEMM_NR, GEMM_NR, GEMM_B_PANEL, t->b);
     for (size_t i = 0; i < t->m; i += GEMM_MR, c += once ? 0 : GEMM_MR * COLUMNS) {
@@ -161,7 +176,7 @@ static void run(const tm_gemm_args *g) {
                    n = gemm_piece_of(g->n, c.tiles_n, x / c.tiles_m, GEMM_NR);
         float *mine = own.scratch + (size_t)omp_get_thread_num() * THREAD_FLOATS;
         tile t = {.g = g, .i0 = m.at, .m = m.n, .j0 = n.at, .n = n.n};
-        t.a = mine, t.b = mine + A_FLOATS, t.c = mine + A_FLOATS + B_FLOATS;
+        t.b = mine, t.a = mine + B_FLOATS, t.c = t.a + panels_of(t.m) * GEMM_A_PANEL;
         if (t.m && t.n) one_tile(t, k_step);
     }
 }
@@ -169,9 +184,16 @@ static void run(const tm_gemm_args *g) {
 static const char *describe(void) {
     return own.name;
 }
+
+/* Of a thread with a tile of a product that is m high, n wide and k deep. */
+static size_t touched_floats(uint64_t m, uint64_t n, uint64_t k) {
+    size_t panels = panels_of(tm_min_u64(m, M_TILE)), blocks = (tm_min_u64(n, N_TILE) + COLUMNS - 1) / COLUMNS;
+    return B_FLOATS + panels * GEMM_A_PANEL + (k <= K_CHUNK ? 1 : panels * blocks) * GEMM_MR * COLUMNS;
+}
+
 static uint64_t resident(unsigned threads, const tm_products *p) {
-    (void)p;
-    return scratch_bytes(threads) + TM_MIB / 4; /* huge pages, and what is beside them */
+    size_t floats = gemm_most_touched(p, touched_floats);
+    return gemm_builtin_touched(threads, floats * sizeof(float)) + TM_MIB / 4; /* our code */
 }
 
 /* Where AVX2 is the best there is, OpenBLAS is level in fp32, and slower in 16 bits, which it cannot read: they are

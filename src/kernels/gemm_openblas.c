@@ -222,10 +222,12 @@ static const char *describe(void) {
     return lib.name;
 }
 
-/* What a thread touches of its scratch: products of activations are `rows` high, those of gradients `rows` deep. */
-static uint64_t touched_floats(uint64_t rows) {
-    uint64_t m = tm_min_u64(rows, M_TILE), k = tm_min_u64(rows, K_PANEL);
-    return tm_max_u64(m * K_PANEL, M_TILE * k) + (uint64_t)N_TILE * K_PANEL + m * N_TILE;
+/* What a thread touches of its scratch: products of activations are `rows` high, those of gradients `rows` deep; of each
+ * matrix one side is `hidden`. */
+static uint64_t touched_floats(const tm_products *p) {
+    uint64_t m = tm_min_u64(p->rows, M_TILE), k = tm_min_u64(p->rows, K_PANEL), side = N_TILE;
+    if (p->hidden) side = tm_min_u64(side, tm_max_u64(p->hidden, k));
+    return tm_max_u64(m * K_PANEL, M_TILE * k) + side * K_PANEL + m * N_TILE;
 }
 
 /* Measured with 0.3.21: 2.7 MB of code and data, and 0.44 MB (64 rows) to 0.81 MB (512) of packing buffers for each
@@ -233,7 +235,7 @@ static uint64_t touched_floats(uint64_t rows) {
 static uint64_t resident(unsigned threads, const tm_products *p) {
     uint64_t packed = TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(p->rows, M_TILE) / M_TILE;
     if (kernels.level == KERNELS_AVX512) packed += packed / 4;
-    uint64_t scratch = p->type == TM_ELEM_F32 && !p->packed ? 0 : touched_floats(p->rows) * sizeof(float);
+    uint64_t scratch = p->type == TM_ELEM_F32 && !p->packed ? 0 : touched_floats(p) * sizeof(float);
     return 13 * TM_MIB / 4 + threads * (scratch + packed);
 }
 

@@ -114,3 +114,13 @@ gemm_cut gemm_cut_of(const tm_gemm_args *g, unsigned threads, const gemm_limits 
     while (c.tiles_m * c.tiles_n % threads && g->n / (c.tiles_n + 1) >= l->fewest_columns) c.tiles_n++;
     return c;
 }
+
+/* Of each matrix one side is `hidden`. Products of activations are `rows` high, those of gradients `rows` deep. */
+size_t gemm_most_touched(const tm_products *p, size_t (*touched)(uint64_t m, uint64_t n, uint64_t k)) {
+    uint64_t any = UINT64_MAX, rows = p->rows, hidden = p->hidden ? p->hidden : any;
+    const size_t each[] = {touched(rows, any, hidden), touched(rows, hidden, any), touched(any, hidden, rows),
+                           touched(hidden, any, rows)};
+    size_t most = 0;
+    for (size_t i = 0; i < TM_COUNT(each); i++) most = tm_max_u64(most, each[i]);
+    return most;
+}

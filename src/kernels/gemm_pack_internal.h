@@ -51,5 +51,9 @@ gemm_piece gemm_piece_of(uint64_t n, uint64_t count, uint64_t i, uint64_t grain)
 
 /* A thread's part of the builtin product's scratch, for who calls it between products of his own. */
 char *gemm_builtin_scratch(unsigned thread, size_t bytes);
+/* The most that any of the products takes by `touched`, which is told height, width and depth. */
+size_t gemm_most_touched(const tm_products *p, size_t (*touched)(uint64_t m, uint64_t n, uint64_t k));
+/* Resident bytes of the scratch when each thread uses that many bytes of its part. */
+uint64_t gemm_builtin_touched(unsigned threads, size_t bytes);
 
 #endif

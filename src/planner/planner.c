@@ -22,7 +22,7 @@
  * step's at an export and at the end of a run (two operations an object), and a checksum a page. What the plans of a
  * step take is each way's own (choose.c). Stated, not measured at run time, so that `plan` and `train` agree; tests
  * hold VmHWM against the budget. */
-enum { PROGRAM_KIB = 9472, PER_THREAD_KIB = 256, OBJECT_BYTES = 768, WALK_BYTES_PER_OBJECT = 1280 };
+enum { PROGRAM_KIB = 8448, PER_THREAD_KIB = 256, OBJECT_BYTES = 768, WALK_BYTES_PER_OBJECT = 1280 };
 enum { WINDOW_GRAIN = 2048, ARENA_FRAMES_GIB = 4 };
 /* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
  * that it talks to; a fabric with buffers of its own may take more. */
@@ -66,8 +66,7 @@ static tm_status divide_budget(const planner_ask *ask, job_budget *out) {
     uint64_t host = job->opts.host_bytes;
     uint32_t tokens = job->opts.other_tokens;
     TM_TRY(job_add_state(job, &job->opts, false));
-    for (uint32_t i = 0; i < ask->n; i++)
-        if (shape_tokens(&ask->way[i].shape) > tokens) tokens = shape_tokens(&ask->way[i].shape);
+    for (uint32_t i = 0; i < ask->n; i++) tokens = (uint32_t)tm_max_u64(tokens, shape_real_tokens(&ask->way[i].shape));
     uint64_t fixed = planner_fixed_bytes(job, tokens);
     *out = (job_budget){.host_bytes = host,
                         .fixed_bytes = fixed,

@@ -267,7 +267,7 @@ job_opts session_job_options(const session *s) {
     if (s->eval) {
         job_shape shape = session_eval_shape(s);
         o.other_bytes += data_bytes(s->eval);
-        o.other_tokens = shape_tokens(&shape);
+        o.other_tokens = shape_real_tokens(&shape);
     }
     return o;
 }
