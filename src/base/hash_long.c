@@ -5,8 +5,8 @@
 #ifdef TIDEMILL_XXH_DISPATCH
 #include <xxh_x86dispatch.h>
 
-/* The library (0.8.1) leaves the upper halves of the vectors as they are. As long as they are not zero an SSE instruction
- * depends on what its register held before: random numbers took seven times as long after a page. */
+/* The library (0.8.1) leaves what it had in the upper halves of the vectors. Until they are zero an SSE instruction depends
+ * on what its register held before: random numbers took seven times as long after a page. */
 __attribute__((target("avx"))) static void zero_upper_halves(void) {
     __builtin_ia32_vzeroupper();
 }

@@ -5,8 +5,8 @@
  * A, B and C are fp32, bf16 or fp16, in any mix. Products are accumulated in fp32; a C of 16 bits is rounded once, to
  * nearest even, after alpha, beta and the whole of k. With beta = 0, C is not read (it may hold anything).
  *
- * Back-ends, one of which tm_kernels_init chooses from what is installed, from feature bits and maker of the CPU and from the type that most
- * operands have. It is checked on small odd products before it is used. TIDEMILL_GEMM forces one.
+ * Back-ends, one of which tm_kernels_init chooses from what is installed, from feature bits and maker of the CPU and from
+ * the type that most operands have. It is checked on small odd products before it is used. TIDEMILL_GEMM forces one.
  *
  *   amx, avx512bf16: ours; preferred for bf16 where the CPU and the system have AMX or, but for Intel's cores, AVX-512 BF16.
  *   Products with an operand of another type go to builtin.

@@ -223,10 +223,9 @@ static size_t touched_bytes(uint64_t m, uint64_t n, uint64_t k) {
 }
 
 uint64_t bf16_resident_bytes(unsigned threads, const tm_products *p) {
-    uint64_t others = gemm_builtin.resident_bytes(threads, p); /* what is not bf16, and code that both run */
-    if (p->type != TM_ELEM_BF16) return others + TM_MIB / 8;
+    if (p->type != TM_ELEM_BF16) return gemm_builtin.resident_bytes(threads, p) + TM_MIB / 8; /* our code */
     size_t bytes = tm_max_u64(bf16_few_bytes(), gemm_most_touched(p, touched_bytes));
-    return gemm_builtin_touched(threads, bytes) + 3 * TM_MIB / 8;
+    return gemm_builtin_touched(threads, bytes) + 3 * TM_MIB / 8; /* builtin's code as well */
 }
 #else
 static gemm_opened absent(unsigned threads, tm_elem products) {

@@ -205,7 +205,6 @@ static void normals_are_normal(void **state) {
     assert_true(fabs(inside / n - 0.682689492137086) < 5 * sqrt(0.2166 / n));
 }
 
-/* XXH3-64 of the empty input and seed 0, as the xxHash specification's test vectors give it. */
 /* The upper halves of the vectors are zero behind a long text, as each call leaves them: they would slow down what
  * follows (hash_long.c). */
 static void hash_leaves_vectors(void **state) {
@@ -231,6 +230,7 @@ static void hash_leaves_vectors(void **state) {
 #endif
 }
 
+/* XXH3-64 of the empty input and seed 0, as the xxHash specification's test vectors give it. */
 static void hash_known_answer(void **state) {
     (void)state;
     assert_true(tm_hash64("", 0, 0) == 0x2D06800538D394C2ull);
