@@ -124,6 +124,7 @@ typedef struct job_shape {
     uint32_t micro_batches; /* in a program */
     uint32_t rows, seq;     /* largest of any micro-batch; tokens = round_up(rows*seq, 64) unless given */
     uint32_t tokens;
+    uint32_t labels; /* token rows with a label, of what is timed; 0: all */
 } job_shape;
 
 /* What operations of a step hand on to each other: the frame of OPERAND_STEP. The plan orders who writes it and who

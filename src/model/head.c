@@ -260,9 +260,12 @@ uint64_t head_workspace(const tm_model *m, const stage_spec *s, bool backward, u
     return bytes + tm_round_up(n * h * sizeof(float), 64) + tm_round_up(n * s->rank * sizeof(float), 64);
 }
 
-/* Backward multiplies the logits again. */
+/* Of rows with a label. Backward multiplies the logits again. */
 double head_flops(const stage_spec *s, bool backward, const tm_load *load) {
-    return 2 * load->tokens * (double)(s->width * s->columns) + (backward ? model_product_flops(s, true, load) : 0);
+    tm_load labelled = *load;
+    labelled.tokens = load->labels;
+    double logits = 2 * load->labels * (double)(s->width * s->columns);
+    return logits + (backward ? model_product_flops(s, true, &labelled) : 0);
 }
 
 /* Gathered rows [i, i + n) and columns [v, v + columns) of the part. */

@@ -260,12 +260,14 @@ void tm_model_add_squares(const tm_model *m, uint32_t of, uint64_t offset, uint6
 /* ---- work of a stage ---------------------------------------------------------------------------------------------- */
 
 /* What decides the seconds of micro-batches that are not alike: seconds of products go with tokens (padding included),
- * those of attention with query-key pairs, so that the means of both give the mean of seconds. */
+ * those of attention with query-key pairs, those of the vocabulary with labels, so that the means of each give the mean
+ * of seconds. */
 typedef struct tm_load {
     double rows, tokens;        /* of a micro-batch, or means of several */
+    double labels;              /* token rows that have one */
     double pairs, window_pairs; /* all that causal attention looks at; those within the window */
 } tm_load;
-/* Of a micro-batch of `rows` rows of `seq` tokens in `tokens` token rows. */
+/* Of a micro-batch of `rows` rows of `seq` tokens in `tokens` token rows; each of its tokens has a label. */
 tm_load tm_model_load(const tm_model_config *c, uint32_t rows, uint32_t seq, uint32_t tokens);
 /* Work of one call: a multiply-add is two operations; bytes are operands read and written. */
 typedef struct tm_work {

@@ -13,6 +13,7 @@ static double attention_pairs(uint32_t window, uint32_t rows, uint32_t seq) {
 tm_load tm_model_load(const tm_model_config *c, uint32_t rows, uint32_t seq, uint32_t tokens) {
     return (tm_load){.rows = rows,
                      .tokens = tokens,
+                     .labels = (double)rows * seq,
                      .pairs = attention_pairs(0, rows, seq),
                      .window_pairs = attention_pairs(c->sliding_window, rows, seq)};
 }

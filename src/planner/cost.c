@@ -14,7 +14,7 @@
 #endif
 
 /* Token rows that are timed; more of them take proportionally longer. */
-enum { MEASURED_TOKENS = 1024, SEQ_GRAIN = 64 };
+enum { MEASURED_TOKENS = 1024, SEQ_GRAIN = 64, LABEL_GRAIN = 64 };
 /* Of timing: at most; of the run that it is for; and less than this is not worth while. */
 static const double MEASURE_SECONDS = 10, MEASURE_PART = 0.05, MEASURE_LEAST = 0.5;
 static const uint64_t MEASURE_RESERVE = 48 << 20;
@@ -22,7 +22,9 @@ static const uint64_t MEASURE_RESERVE = 48 << 20;
 /* ---- work ---------------------------------------------------------------------------------------------------- */
 
 job_load job_shape_load(const tm_model_config *c, const job_shape *shape) {
-    return tm_model_load(c, shape->rows, shape->seq, shape_tokens(shape));
+    job_load load = tm_model_load(c, shape->rows, shape->seq, shape_tokens(shape));
+    if (shape->labels) load.labels = shape->labels;
+    return load;
 }
 
 job_work job_stage_work(const tm_model *m, uint32_t unit, uint32_t stage, bool backward, const job_shape *shape) {
@@ -73,11 +75,12 @@ void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) 
     const tm_unit *u = tm_model_unit(c->job->model, a.stage.unit);
     const tm_stage *s = &u->stage[a.stage.stage];
     const char *kind = u->kind == TM_UNIT_EMBED ? "embed" : u->kind == TM_UNIT_HEAD ? "head" : "block";
-    char signature[160];
+    char signature[160], labels[16] = "";
     tm_stage_signature(s, signature, sizeof signature);
+    if (u->kind == TM_UNIT_HEAD && c->timed.labels) snprintf(labels, sizeof labels, " l%u", c->timed.labels);
     tm_packed_type packing = s->n_parts ? c->job->part[s->part[0]].packed.packing : TM_PACKED_NOT;
-    snprintf(buf, cap, "%s %s.%u.%s %s r%u s%u %s%s%s", op->code == OP_FORWARD ? "forward" : "backward", kind,
-             a.stage.stage, s->name, signature, c->timed.rows, c->timed.seq, type_name(c->job), packing ? " of " : "",
+    snprintf(buf, cap, "%s %s.%u.%s %s r%u s%u%s %s%s%s", op->code == OP_FORWARD ? "forward" : "backward", kind,
+             a.stage.stage, s->name, signature, c->timed.rows, c->timed.seq, labels, type_name(c->job), packing ? " of " : "",
              packing ? tm_packing_of(packing)->name : "");
 }
 
@@ -285,6 +288,13 @@ static tm_status make_table(job_costs *c) {
     return TM_OK;
 }
 
+/* As many of its tokens have a label as in the mean. */
+static uint32_t timed_labels(const job_shape *t, job_load load) {
+    uint64_t used = (uint64_t)t->rows * t->seq, n = (uint64_t)ceil((double)used * load.labels / load.tokens);
+    if (n > LABEL_GRAIN) n = tm_round_up(n, LABEL_GRAIN);
+    return n < used ? (uint32_t)tm_max_u64(n, 1) : 0;
+}
+
 /* What the most of it is like: a micro-batch of the mean number of tokens. Products take so much, and so much more a
  * token; timed at the mean, the first part is right as well. */
 static job_shape timed_shape(const job_shape *shape, job_load load) {
@@ -295,6 +305,7 @@ static job_shape timed_shape(const job_shape *shape, job_load load) {
     }
     if (t.seq > MEASURED_TOKENS) t.seq = MEASURED_TOKENS;
     if ((uint64_t)t.rows * t.seq > MEASURED_TOKENS) t.rows = MEASURED_TOKENS / t.seq;
+    if (load.tokens > 0) t.labels = timed_labels(&t, load);
     return t;
 }
 

@@ -20,9 +20,10 @@ static double how_many(const job_costs *c, const tm_op *op, bool backward) {
     op_args a = op_args_of(op);
     const job_batch *b = &c->job->step.batch[job_batch_index(c->job, a.stage.lane)];
     if (b->rows == 0) return 0;
-    job_shape shape = {.rows = b->rows, .seq = b->seq};
+    job_load load = job_shape_load(tm_model_get_config(m), &(job_shape){.rows = b->rows, .seq = b->seq});
+    load.labels = b->label_rows;
     return cost_scaled(1, job_load_work(m, a.stage.unit, a.stage.stage, backward, c->load),
-                       job_stage_work(m, a.stage.unit, a.stage.stage, backward, &shape));
+                       job_load_work(m, a.stage.unit, a.stage.stage, backward, load));
 }
 
 /* A process that is stopped for a while, or a machine that sleeps, is no cost of the operation that was under way. */

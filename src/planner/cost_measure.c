@@ -95,7 +95,7 @@ void cost_call_init(cost_call *c, const cost_operands *o, const tm_op *op) {
                            .tokens = shape_tokens(shape),
                            .mask_tokens = used,
                            .label_tokens = used,
-                           .label_rows = used,
+                           .label_rows = shape->labels ? shape->labels : used,
                            .capacity = shape_tokens(shape),
                            .row_capacity = shape->rows};
     c->step = (job_step){.batch = &c->batch, .loss_scale = o->job->step.loss_scale, .result = step_made_up(o->job)};

@@ -137,11 +137,15 @@ run_load run_step_load(const session *s, const tm_model_config *m) {
                 if (r != s->ranks.rank) continue;
                 sum.load.rows += b.rows;
                 sum.load.tokens += b.tokens;
+                sum.load.labels += (double)b.label_tokens;
                 add_attention(m, &b, tm_dataset_document_tokens(data_set(s->train)), &sum.load);
             }
     double batches = (double)n * largest.micro_batches;
-    out.load = (job_load){sum.load.rows / batches, sum.load.tokens / batches, sum.load.pairs / batches,
-                          sum.load.window_pairs / batches};
+    out.load = (job_load){.rows = sum.load.rows / batches,
+                          .tokens = sum.load.tokens / batches,
+                          .labels = sum.load.labels / batches,
+                          .pairs = sum.load.pairs / batches,
+                          .window_pairs = sum.load.window_pairs / batches};
     out.tokens = sum.tokens / (double)n;
     out.padded = sum.padded / (double)n;
     return out;

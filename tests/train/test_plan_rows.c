@@ -87,22 +87,32 @@ static void seconds_are_means_and_memory_is_not(void **state) {
     tm_json_free(alike);
 }
 
-/* `rows` rows of `seq` ids, each of documents of `each`. */
-static const char *documents(const char *dir, const char *name, uint64_t rows, uint64_t seq, uint64_t each) {
+/* `rows` rows of `seq` ids, each of documents of `each`; one token in `every` has a label. */
+static const char *rows_of(const char *dir, const char *name, uint64_t rows, uint64_t seq, uint64_t each,
+                           uint64_t every) {
     static const char *const names[] = {"input_ids", "labels", "segment_ids"};
-    static int64_t ids[4096], segment[4096];
+    static int64_t ids[4096], labels[4096], segment[4096];
+    const int64_t *const columns[] = {ids, labels, segment};
     const char *path = run_path(dir, name);
     const uint64_t shape[] = {rows, seq};
     tm_st_writer *w;
     uint32_t at;
-    for (uint64_t i = 0; i < rows * seq; i++) ids[i] = (int64_t)(i % 200), segment[i] = (int64_t)(i % seq / each) + 1;
+    for (uint64_t i = 0; i < rows * seq; i++) {
+        ids[i] = (int64_t)(i % 200);
+        labels[i] = i % every == 0 ? ids[i] : -100;
+        segment[i] = (int64_t)(i % seq / each) + 1;
+    }
     RUN_EXPECT_STATUS(tm_st_writer_create(&w, path));
     for (size_t i = 0; i < TM_COUNT(names); i++)
         RUN_EXPECT_STATUS(tm_st_writer_add(w, names[i], TM_FMT_I64, 2, shape, &at));
     for (uint32_t i = 0; i < TM_COUNT(names); i++)
-        RUN_EXPECT_STATUS(tm_st_writer_write(w, i, 0, i == 2 ? segment : ids, rows * seq * sizeof *ids));
+        RUN_EXPECT_STATUS(tm_st_writer_write(w, i, 0, columns[i], rows * seq * sizeof *ids));
     RUN_EXPECT_STATUS(tm_st_writer_commit(w));
     return path;
+}
+
+static const char *documents(const char *dir, const char *name, uint64_t rows, uint64_t seq, uint64_t each) {
+    return rows_of(dir, name, rows, seq, each, 1);
 }
 
 static double compute_seconds(const char *dir, const char *train, const char *set) {
@@ -122,6 +132,18 @@ static void documents_are_attended_alone(void **state) {
                compute_seconds(dir, documents(dir, "apart.safetensors", 128, 32, 32), "per_device_train_batch_size=16");
     if (!(packed < whole * 0.95)) fail_msg("%g s packed, %g s of one document", packed, whole);
     if (!(packed > apart * 0.98 && packed < apart * 1.02)) fail_msg("%g s packed, %g s apart", packed, apart);
+}
+
+/* The vocabulary's products are of tokens that have a label, and of no others: of a quarter of the labels they take a
+ * quarter. */
+static void labels_decide_the_head(void **state) {
+    (void)state;
+    const char *dir = run_dir();
+    double all = compute_seconds(dir, rows_of(dir, "all.safetensors", 8, 512, 512, 1), NULL),
+           some = compute_seconds(dir, rows_of(dir, "some.safetensors", 8, 512, 512, 4), NULL),
+           few = compute_seconds(dir, rows_of(dir, "few.safetensors", 8, 512, 512, 16), NULL);
+    double ratio = (all - some) / (some - few);
+    if (!(some < 0.98 * all && fabs(ratio - 4) < 0.04)) fail_msg("%g, %g, %g s: %g", all, some, few, ratio);
 }
 
 /* Tokens, steps and bytes of the whole run, held against what train then counts; what is read by `reads` of it. */
@@ -224,6 +246,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(seconds_are_means_and_memory_is_not, run_clean),
         cmocka_unit_test_teardown(documents_are_attended_alone, run_clean),
+        cmocka_unit_test_teardown(labels_decide_the_head, run_clean),
         cmocka_unit_test_teardown(whole_run, run_clean),
         cmocka_unit_test_teardown(best_models_count, run_clean),
         cmocka_unit_test_teardown(without_data, run_clean),
