@@ -80,8 +80,8 @@ void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) 
     if (u->kind == TM_UNIT_HEAD && c->timed.labels) snprintf(labels, sizeof labels, " l%u", c->timed.labels);
     tm_packed_type packing = s->n_parts ? c->job->part[s->part[0]].packed.packing : TM_PACKED_NOT;
     snprintf(buf, cap, "%s %s.%u.%s %s r%u s%u%s %s%s%s", op->code == OP_FORWARD ? "forward" : "backward", kind,
-             a.stage.stage, s->name, signature, c->timed.rows, c->timed.seq, labels, type_name(c->job), packing ? " of " : "",
-             packing ? tm_packing_of(packing)->name : "");
+             a.stage.stage, s->name, signature, c->timed.rows, c->timed.seq, labels, type_name(c->job),
+             packing ? " of " : "", packing ? tm_packing_of(packing)->name : "");
 }
 
 static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {

@@ -18,11 +18,19 @@
 /* The program with its libraries (6.0 MiB of their pages are in use, by smaps) and what it holds without a job, what the
  * heap keeps between its blocks once planning has been there (1.1 to 1.8 MiB: Gemma 3's widths, 2 and 4 blocks), a stack
  * and an arena of malloc's for each thread, the matrix library's buffers; and what grows with the state: an object's
- * own (here, in the layout, in the store), its share of the plan of a walk over all state, which is compiled beside the
- * step's at an export and at the end of a run (two operations an object), and a checksum a page. What the plans of a
+ * own (here, in the layout, in the store; of what does not learn where it is read from as well), a tensor's, the plan of
+ * a walk over all state, which is compiled beside the step's at an export and at the end of a run (343 to 548 bytes an
+ * operation: 10 M to 318 M parameters, 16 to 400 blocks), and a checksum a page. What the plans of a
  * step take is each way's own (choose.c). Stated, not measured at run time, so that `plan` and `train` agree; tests
  * hold VmHWM against the budget. */
-enum { PROGRAM_KIB = 8448, PER_THREAD_KIB = 256, OBJECT_BYTES = 768, WALK_BYTES_PER_OBJECT = 1280 };
+enum {
+    PROGRAM_KIB = 8448,
+    PER_THREAD_KIB = 256,
+    OBJECT_BYTES = 128,
+    FROZEN_BYTES = 1024,
+    TENSOR_BYTES = 832,
+    WALK_BYTES_PER_OP = 512
+};
 enum { WINDOW_GRAIN = 2048, ARENA_FRAMES_GIB = 4 };
 /* Open MPI 4.1 takes 11 MiB a rank (ob1 over shared memory or TCP, UCX loaded or not) and up to 0.14 MiB for every rank
  * that it talks to; a fabric with buffers of its own may take more. */
@@ -48,15 +56,19 @@ uint64_t planner_program_bytes(void) {
     return (uint64_t)PROGRAM_KIB * 1024;
 }
 
+static uint64_t object_bytes(const tm_object *o) {
+    return (o->kind == TM_KIND_FROZEN ? FROZEN_BYTES : OBJECT_BYTES) + o->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
+}
+
 uint64_t planner_fixed_bytes(const tm_job *job, uint32_t tokens) {
     tm_products products = tm_model_products(job->model, tokens);
     products.packed = job->opts.as_stored;
     uint64_t bytes = planner_program_bytes() + (uint64_t)PER_THREAD_KIB * tm_kernels_threads() * 1024;
     bytes += tm_kernels_resident_bytes(&products);
     if (job->ranks.ranks > 1) bytes += mpi_bytes(job->ranks.comm) + TM_COMM_WORKSPACE_BYTES;
-    for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++)
-        bytes += OBJECT_BYTES + WALK_BYTES_PER_OBJECT +
-                 tm_layout_get(job->layout, i)->bytes / TM_PAGE_BYTES * sizeof(uint64_t);
+    for (uint32_t i = 0; i < tm_layout_objects(job->layout); i++) bytes += object_bytes(tm_layout_get(job->layout, i));
+    bytes += (uint64_t)TENSOR_BYTES * tm_model_tensors(job->model);
+    if (job->optimizer) bytes += WALK_BYTES_PER_OP * build_walk_ops(job);
     return bytes + job->opts.other_bytes + job->tiers.traits.host_bytes + arena_fixed_bytes(job) + job_pissa_bytes(job);
 }
 

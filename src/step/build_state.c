@@ -110,6 +110,7 @@ typedef struct walk {
     uint16_t code;
     uint32_t chain;
     bool begun;
+    uint64_t *counted; /* nothing is written, operations are counted */
 } walk;
 
 tm_kind walk_kind(const tm_job *job, int what) {
@@ -126,6 +127,10 @@ static void walk_tile(walk *w, uint32_t t, uint32_t seg, uint32_t tile, int what
     bool lo = what == WHAT_MASTER && state_is_split(w->w.job);
     tm_kind kind = walk_kind(w->w.job, what);
     if (state_bytes(w->w.job, s->part, kind, 1) == 0) return; /* this optimizer keeps no such state */
+    if (w->counted) { /* its own, and for each operand that of the disk, of several ranks one that fetches it */
+        *w->counted += 1 + (lo ? 2U : 1U) * (ranks > 1 ? 2U : 1U);
+        return;
+    }
     uint32_t a = fetch(&w->w, s->part, tile, at, kind);
     uint32_t b = lo ? fetch(&w->w, s->part, tile, at, TM_KIND_WEIGHT_LO) : NONE;
     uint32_t values = tm_program_temp(w->w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = at.n * 4});
@@ -155,6 +160,10 @@ static void walk_means(walk *w, uint32_t t) {
     uint32_t part = tm_model_tensor_segments(w->w.job->model, t)->part;
     uint32_t means = w->w.job->part[passes_group(w->w.job->model, part).first].means;
     if (means == TM_NO_OBJECT) return;
+    if (w->counted) {
+        *w->counted += 2;
+        return;
+    }
     op_begin(&w->w, w->code, (op_args){.walk = {t, 0, 0, WHAT_MEANS}});
     op_use(&w->w, OPERAND_MEANS, tm_program_interval(w->w.p, means, 1), TM_USE_READ);
     op_use(&w->w, OPERAND_CHAIN, w->chain, TM_USE_UPDATE);
@@ -173,6 +182,23 @@ static bool is_walked(const tm_job *job, uint32_t t, bool hash) {
     return tensor_has_state(job, t);
 }
 
+static void walk_tensor(walk *w, uint32_t t, bool hash, int what) {
+    const tm_job *job = w->w.job;
+    int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
+    if (!is_walked(job, t, hash)) return;
+    for (int k = from; k <= to; k++) {
+        for (uint32_t seg = 0; seg < tm_model_tensor(job->model, t)->n_segments; seg++) walk_segment(w, t, seg, k);
+        if (k == WHAT_EXP_AVG_SQ) walk_means(w, t);
+    }
+}
+
+uint64_t build_walk_ops(const tm_job *job) {
+    uint64_t n = 0;
+    walk w = {.w.job = job, .code = OP_HASH, .counted = &n};
+    for (uint32_t t = 0; t < tm_model_tensors(job->model); t++) walk_tensor(&w, t, true, 0);
+    return n;
+}
+
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
     walk w = {.code = hash ? OP_HASH : OP_EXPORT};
     uint32_t n = tm_model_tensors(job->model), *order;
@@ -183,15 +209,7 @@ tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what) {
         return rc;
     }
     w.chain = tm_program_interval(w.w.p, tm_program_temp(w.w.p, &(tm_object){.kind = TM_KIND_SCRATCH, .bytes = 64}), 1);
-    int from = hash ? WHAT_MASTER : what, to = hash ? WHAT_EXP_AVG_SQ : what;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!is_walked(job, order[i], hash)) continue;
-        for (int k = from; k <= to; k++) {
-            for (uint32_t seg = 0; seg < tm_model_tensor(job->model, order[i])->n_segments; seg++)
-                walk_segment(&w, order[i], seg, k);
-            if (k == WHAT_EXP_AVG_SQ) walk_means(&w, order[i]);
-        }
-    }
+    for (uint32_t i = 0; i < n; i++) walk_tensor(&w, order[i], hash, what);
     tm_free(order);
     op_writer_close(&w.w);
     *out = w.w.p;

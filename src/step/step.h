@@ -40,6 +40,7 @@ uint64_t import_scratch_bytes(const tm_job *job, uint32_t part, uint64_t element
 /* Reads all state in byte order of the tensor names: for the hash (masters and moments) or an export (`what`). */
 bool tensor_has_state(const tm_job *job, uint32_t t); /* among the parts that learn */
 tm_status build_walk(tm_program **out, const tm_job *job, bool hash, int what);
+uint64_t build_walk_ops(const tm_job *job);     /* the most that a plan of the hash has */
 tm_kind walk_kind(const tm_job *job, int what); /* that `what` is read from, the lower halves apart */
 
 /* What steps come to, one or those of an evaluation. */
