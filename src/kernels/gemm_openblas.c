@@ -206,13 +206,19 @@ static bool is_cut_by_rows(const tm_gemm_args *g) {
     return gemm_rows_apart > 0 && !g->a_trans && tm_min_u64(g->n, N_TILE) * g->k * APART_ROWS <= APART_PRODUCTS;
 }
 
-/* At least one tile a thread where C is large enough, and never more than M_TILE x N_TILE. */
+/* Of C's columns, for at least one tile a thread where C is large enough. */
+static uint64_t tiles_across(uint64_t n, uint64_t tiles_m, unsigned threads) {
+    uint64_t tiles = pieces(n, N_TILE);
+    while ((tiles_m * tiles) % threads && n / (tiles + 1) >= 64) tiles++;
+    return tiles;
+}
+
+/* Tiles are never more than M_TILE x N_TILE. */
 static void run(const tm_gemm_args *g) {
     TM_ASSERT(g->k > 0 && g->k <= INT32_MAX);
-    uint64_t tiles_m = pieces(g->m, M_TILE), tiles_n = pieces(g->n, N_TILE);
     bool by_rows = is_cut_by_rows(g);
-    if (by_rows) tiles_m = pieces(g->m, APART_ROWS);
-    while (!by_rows && (tiles_m * tiles_n) % lib.threads && g->n / (tiles_n + 1) >= 64) tiles_n++;
+    uint64_t tiles_m = pieces(g->m, by_rows ? APART_ROWS : M_TILE);
+    uint64_t tiles_n = by_rows ? pieces(g->n, N_TILE) : tiles_across(g->n, tiles_m, lib.threads);
     while (!by_rows && (tiles_m * tiles_n) % lib.threads && g->narrow && g->m / (tiles_m + 1) >= 64) tiles_m++;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(lib.threads) if (tiles_m * tiles_n > 1)
     for (uint64_t x = 0; x < tiles_m * tiles_n; x++) run_tile(g, x % tiles_m, tiles_m, x / tiles_m, tiles_n);
@@ -222,12 +228,26 @@ static const char *describe(void) {
     return lib.name;
 }
 
+/* The widest tile of a C of `n` columns, whose rows are those of activations, or of a matrix: of that one side is `hidden`. */
+static uint64_t tile_width(const tm_products *p, uint64_t n, unsigned threads) {
+    uint64_t tiles = UINT64_MAX;
+    for (uint64_t down = 1; down <= pieces(p->rows, M_TILE); down++)
+        tiles = tm_min_u64(tiles, tiles_across(n, down, threads));
+    tiles = tm_min_u64(tiles, tiles_across(n, pieces(p->hidden, M_TILE), threads));
+    for (uint32_t i = 0; n == p->hidden && i < p->n_widths; i++)
+        tiles = tm_min_u64(tiles, tiles_across(n, pieces(p->width[i], M_TILE), threads));
+    return tm_min_u64(n, tm_round_up((n + tiles - 1) / tiles, 16));
+}
+
 /* What a thread touches of its scratch: products of activations are `rows` high, those of gradients `rows` deep; of each
- * matrix one side is `hidden`. */
-static uint64_t touched_floats(const tm_products *p) {
-    uint64_t m = tm_min_u64(p->rows, M_TILE), k = tm_min_u64(p->rows, K_PANEL), side = N_TILE;
-    if (p->hidden) side = tm_min_u64(side, tm_max_u64(p->hidden, k));
-    return tm_max_u64(m * K_PANEL, M_TILE * k) + side * K_PANEL + m * N_TILE;
+ * matrix one side is `hidden`, and results of a block of the vocabulary, which are fp32, are as wide as a tile. */
+static uint64_t touched_floats(const tm_products *p, unsigned threads) {
+    uint64_t m = tm_min_u64(p->rows, M_TILE), k = tm_min_u64(p->rows, K_PANEL), h = tm_min_u64(p->hidden, K_PANEL);
+    uint64_t a = tm_max_u64(m * K_PANEL, M_TILE * k), widest = p->n_widths ? 0 : N_TILE;
+    for (uint32_t i = 0; i < p->n_widths; i++) widest = tm_max_u64(widest, tile_width(p, p->width[i], threads));
+    if (h == 0) return a + (uint64_t)N_TILE * K_PANEL + m * N_TILE;
+    uint64_t b = tm_max_u64(widest * tm_max_u64(h, k), h * N_TILE); /* h * K_PANEL: what comes back to `hidden` */
+    return a + b + m * widest;
 }
 
 /* Measured with 0.3.21: 2.7 MB of code and data, and 0.44 MB (64 rows) to 0.81 MB (512) of packing buffers for each
@@ -235,7 +255,7 @@ static uint64_t touched_floats(const tm_products *p) {
 static uint64_t resident(unsigned threads, const tm_products *p) {
     uint64_t packed = TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(p->rows, M_TILE) / M_TILE;
     if (kernels.level == KERNELS_AVX512) packed += packed / 4;
-    uint64_t scratch = p->type == TM_ELEM_F32 && !p->packed ? 0 : touched_floats(p) * sizeof(float);
+    uint64_t scratch = p->type == TM_ELEM_F32 && !p->packed ? 0 : touched_floats(p, threads) * sizeof(float);
     return 13 * TM_MIB / 4 + threads * (scratch + packed);
 }
 

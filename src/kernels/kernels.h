@@ -48,12 +48,15 @@ const char *tm_kernels_describe(void);
 const char *tm_kernels_isa(void);
 unsigned tm_kernels_threads(void);
 /* The products that are to come: of activations [rows, ..] of that type with a model's matrices. */
+enum { TM_PRODUCT_WIDTHS = 12 };
 typedef struct tm_products {
     tm_elem type;
-    uint64_t rows, hidden; /* at most; matrices are [.., hidden] */
-    uint64_t inner;        /* the longest row of results */
-    bool packed;           /* matrices lie as files have them (packed.h) */
-    bool apart;            /* a product computes some columns of such rows, as gate and up do where they are large */
+    uint64_t rows, hidden;             /* at most; matrices are [.., hidden] */
+    uint64_t inner;                    /* the longest row of results */
+    uint64_t width[TM_PRODUCT_WIDTHS]; /* of operands and results, the vocabulary's and those of adapters apart */
+    uint32_t n_widths;                 /* 0: not known, or more */
+    bool packed;                       /* matrices lie as files have them (packed.h) */
+    bool apart; /* a product computes some columns of such rows, as gate and up do where they are large */
 } tm_products;
 /* Resident memory that the kernels use beside their arguments and workspaces, an upper bound in bytes: our scratch, and
  * the gemm library's code and buffers. */

@@ -100,15 +100,27 @@ void tm_model_free(tm_model *m) {
     tm_free(m);
 }
 
+static void add_width(tm_products *p, uint64_t width, bool *all) {
+    for (uint32_t i = 0; i < p->n_widths; i++)
+        if (p->width[i] == width) return;
+    *all &= p->n_widths < TM_PRODUCT_WIDTHS;
+    if (*all) p->width[p->n_widths++] = width;
+}
+
 tm_products tm_model_products(const tm_model *m, uint64_t tokens) {
     tm_products p = {
         .type = model_elem(m), .rows = tm_min_u64(tokens, m->token_chunk), .hidden = m->config.hidden_size};
+    bool all = true;
+    add_width(&p, p.hidden, &all);
     for (uint32_t i = 0; i < m->n_stages; i++) {
         const stage_spec *s = &m->spec[i];
         if (s->kind->traits) continue; /* of the vocabulary: in blocks */
         p.inner = tm_max_u64(p.inner, s->row_columns);
         p.apart |= s->columns < s->row_columns;
+        add_width(&p, s->columns, &all);
+        add_width(&p, s->width, &all);
     }
+    if (!all) p.n_widths = 0;
     return p;
 }
 

@@ -130,6 +130,8 @@ static void measure(const way *w, found *f) {
     f->grown = tm_mem_resident_peak_bytes() - before;
     tm_products p = {
         .type = w->type, .rows = w->rows, .hidden = w->of.hidden, .inner = 2 * w->of.inner, .apart = w->of.apart};
+    const uint64_t width[] = {w->of.hidden, 3 * w->of.hidden, w->of.inner, (w->of.apart ? 1 : 2) * w->of.inner};
+    for (size_t i = 0; i < TM_COUNT(width); i++) p.width[p.n_widths++] = width[i];
     f->said = tm_kernels_resident_bytes(&p);
     snprintf(f->library, sizeof f->library, "%s", tm_gemm_library());
     tm_kernels_close();
