@@ -100,7 +100,9 @@ void tm_model_free(tm_model *m) {
     tm_free(m);
 }
 
+/* Of a stage that multiplies by no matrix it is 0. */
 static void add_width(tm_products *p, uint64_t width, bool *all) {
+    if (width == 0) return;
     for (uint32_t i = 0; i < p->n_widths; i++)
         if (p->width[i] == width) return;
     *all &= p->n_widths < TM_PRODUCT_WIDTHS;
