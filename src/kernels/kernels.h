@@ -47,8 +47,8 @@ void tm_kernels_close(void); /* gives the scratch back; for leak checks */
 const char *tm_kernels_describe(void);
 const char *tm_kernels_isa(void);
 unsigned tm_kernels_threads(void);
-/* The products that are to come: of activations [rows, ..] of that type with a model's matrices. */
 enum { TM_PRODUCT_WIDTHS = 12 };
+/* The products that are to come: of activations [rows, ..] of that type with a model's matrices. */
 typedef struct tm_products {
     tm_elem type;
     uint64_t rows, hidden;             /* at most; matrices are [.., hidden] */
