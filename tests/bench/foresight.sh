@@ -25,8 +25,10 @@ draw = random.Random(SEED)
 
 
 def forget():
-    """Disks stay as `tune` found them; what operations take is not known."""
+    """Disks stay as `tune` found them; what operations take, and what training found of disks, is not known."""
     known = json.loads(USERS.read_text()) if USERS.exists() else {"version": 1}
+    for disk in known.get("disks", []):
+        disk.pop("in_training", None)
     PROFILE.write_text(json.dumps({**{k: v for k, v in known.items() if k != "seconds"}, "seconds": {}}))
 
 
