@@ -256,7 +256,7 @@ static uint64_t resident(unsigned threads, const tm_products *p) {
     uint64_t packed = TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(p->rows, M_TILE) / M_TILE;
     if (kernels.level == KERNELS_AVX512) packed += packed / 4;
     uint64_t scratch = p->type == TM_ELEM_F32 && !p->packed ? 0 : touched_floats(p, threads) * sizeof(float);
-    return 3 * TM_MIB + threads * (scratch + packed);
+    return 13 * TM_MIB / 4 + threads * (scratch + packed);
 }
 
 /* It has kernels for AVX-512, ours has not. Those for AVX2 (Haswell, Zen: twelve rows at a time, six and six) add up in an

@@ -18,7 +18,7 @@ enum { MEASURED_TOKENS = 1024, SEQ_GRAIN = 64, LABEL_GRAIN = 16 };
 /* Of timing: at most; of the run that it is for; and less than this is not worth while. */
 static const double MEASURE_SECONDS = 10, MEASURE_PART = 0.05, MEASURE_LEAST = 0.5;
 static const uint64_t MEASURE_RESERVE = 48 << 20;
-/* An operation that takes so long is timed once; of two times of one. */
+/* An operation that takes so long is timed once. Two times of another that differ by no more are about the same. */
 static const double LONG_ENOUGH = 0.5, ABOUT_THE_SAME = 1.1;
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REPEATS = 3, LEAST_CALLS = 2 };
+enum { REPEATS = 5, LEAST_CALLS = 3 };
 static const uint64_t EVICT_BYTES = 64 << 20; /* larger than most caches: operands come from memory, as in a step */
-static const double LONG_SECONDS = 0.4;       /* of all calls: then two are enough, */
+static const double LONG_SECONDS = 0.4;       /* of all calls: then three are enough, */
 static const double VERY_LONG_SECONDS = 2;    /* and then what there is */
 static const double UNEVEN = 1.5;             /* the longest call beside the shortest */
 static const double DISTURBED = 0.05;         /* of that, while others had the processors */
