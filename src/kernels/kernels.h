@@ -54,7 +54,7 @@ typedef struct tm_products {
     uint64_t rows, hidden;             /* at most; matrices are [.., hidden] */
     uint64_t inner;                    /* the longest row of results */
     uint64_t width[TM_PRODUCT_WIDTHS]; /* of operands and results, the vocabulary's and those of adapters apart */
-    uint32_t n_widths;                 /* 0: not known, or more */
+    uint32_t n_widths;                 /* 0: not known, or too many */
     bool packed;                       /* matrices lie as files have them (packed.h) */
     bool apart; /* a product computes some columns of such rows, as gate and up do where they are large */
 } tm_products;
