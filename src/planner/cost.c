@@ -18,6 +18,8 @@ enum { MEASURED_TOKENS = 1024, SEQ_GRAIN = 64, LABEL_GRAIN = 16 };
 /* Of timing: at most; of the run that it is for; and less than this is not worth while. */
 static const double MEASURE_SECONDS = 10, MEASURE_PART = 0.05, MEASURE_LEAST = 0.5;
 static const uint64_t MEASURE_RESERVE = 48 << 20;
+/* An operation that takes so long is timed once. Two times of another that differ by no more are about the same. */
+static const double LONG_ENOUGH = 0.5, ABOUT_THE_SAME = 1.1;
 
 /* ---- work ---------------------------------------------------------------------------------------------------- */
 
@@ -84,20 +86,56 @@ void cost_stage_key(const job_costs *c, const tm_op *op, char *buf, size_t cap) 
              packing ? " of " : "", packing ? tm_packing_of(packing)->name : "");
 }
 
-static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
-    cost_side side = cost_side_of(c, op);
-    if (tm_stop_signal() != 0 || c->mode != JOB_COSTS_MEASURE || tm_now_ns() - c->began_ns >= c->limit_ns) return false;
-    if (side == COST_DEVICE && c->job->ranks.ranks > 1) return false; /* ranks may share it */
-    tm_phase_step(&c->timing);
+static bool may_time(const job_costs *c) {
+    return tm_stop_signal() == 0 && c->mode == JOB_COSTS_MEASURE && tm_now_ns() - c->began_ns < c->limit_ns;
+}
+
+static bool time_here(job_costs *c, const tm_op *op, double *seconds) {
     cost_timing t = {.seconds = 0};
-    if (side == COST_DEVICE ? !cost_device_measure(c, op, &t.seconds)
-                            : !cost_measure(c->job, op, &c->timed, c->budget, &t))
-        return false;
+    if (!cost_measure(c->job, op, &c->timed, c->budget, &t)) return false;
     c->timed_seconds += t.spent;
     if (t.disturbed) c->disturbed_seconds += t.spent;
     *seconds = t.seconds;
-    if (tm_profile_put(c->side[side].profile, key, *seconds) != TM_OK) tm_error_clear(); /* it is known for now */
     return true;
+}
+
+/* Without room for it, once is what there is. */
+static void note_timed(job_costs *c, const tm_op *op, const char *key, double seconds) {
+    if (seconds >= LONG_ENOUGH) return;
+    if (tm_grow(&c->just_timed, &c->cap_just_timed, c->n_just_timed + 1, sizeof *c->just_timed) != TM_OK) {
+        tm_error_clear();
+        return;
+    }
+    cost_timed *t = &c->just_timed[c->n_just_timed++];
+    *t = (cost_timed){.op = *op, .seconds = seconds};
+    snprintf(t->key, sizeof t->key, "%s", key);
+}
+
+static void put_known(job_costs *c, cost_side side, const char *key, double seconds) {
+    if (tm_profile_put(c->side[side].profile, key, seconds) != TM_OK) tm_error_clear(); /* it is known for now */
+}
+
+static bool measure(job_costs *c, const tm_op *op, const char *key, double *seconds) {
+    cost_side side = cost_side_of(c, op);
+    if (!may_time(c)) return false;
+    if (side == COST_DEVICE && c->job->ranks.ranks > 1) return false; /* ranks may share it */
+    tm_phase_step(&c->timing);
+    if (side == COST_DEVICE ? !cost_device_measure(c, op, seconds) : !time_here(c, op, seconds)) return false;
+    if (side == COST_HOST) note_timed(c, op, key, *seconds);
+    put_known(c, side, key, *seconds);
+    return true;
+}
+
+/* Those of the host, when some time has passed. Where both are about the same the mean counts, else the least. */
+static void measure_again(job_costs *c) {
+    for (size_t i = 0; i < c->n_just_timed && may_time(c); i++) {
+        const cost_timed *t = &c->just_timed[i];
+        double again;
+        tm_phase_step(&c->timing);
+        if (!time_here(c, &t->op, &again)) continue;
+        double least = fmin(again, t->seconds), most = fmax(again, t->seconds);
+        put_known(c, COST_HOST, t->key, most > ABOUT_THE_SAME * least ? least : (least + most) / 2);
+    }
 }
 
 /* Seconds of `op` as it is timed, from the best source there is. What is not known takes as many times what the rates
@@ -142,7 +180,7 @@ double cost_scaled(double seconds, job_work from, job_work to) {
 
 static void fill_stage(job_costs *c, uint32_t unit, uint32_t stage, bool backward) {
     const tm_model *m = c->job->model;
-    char key[256];
+    char key[COST_KEY];
     uint32_t u = c->alike[c->first[unit] + stage].unit, s = c->alike[c->first[unit] + stage].stage;
     double *out = &c->stage[backward][c->first[unit] + stage];
     if (backward && !tm_model_unit(m, unit)->stage[stage].has_backward) return; /* it takes none */
@@ -267,6 +305,20 @@ static void fill_tiles(job_costs *c) {
     }
 }
 
+static void fill_table(job_costs *c) {
+    const tm_model *m = c->job->model;
+    for (int i = 0; i < COST_SIDES; i++) {
+        cost_source *s = &c->side[i];
+        s->asked = s->known = 0;
+        memset(s->known_seconds, 0, sizeof s->known_seconds);
+        memset(s->known_nominal, 0, sizeof s->known_nominal);
+    }
+    for (int b = 0; b < 2; b++)
+        for (uint32_t u = 0; u < tm_model_units(m); u++)
+            for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) fill_stage(c, u, s, b);
+    fill_tiles(c);
+}
+
 static tm_status make_table(job_costs *c) {
     const tm_model *m = c->job->model;
     uint32_t units = tm_model_units(m), n = 0;
@@ -278,13 +330,11 @@ static tm_status make_table(job_costs *c) {
     }
     c->stages = n;
     TM_TRY(find_alike(c));
-    for (int b = 0; b < 2; b++) {
-        c->stage[b] = tm_calloc(n + 1, sizeof **c->stage);
-        if (!c->stage[b]) return tm_nomem(n * sizeof **c->stage);
-        for (uint32_t u = 0; u < units; u++)
-            for (uint32_t s = 0; s < tm_model_unit(m, u)->n_stages; s++) fill_stage(c, u, s, b);
-    }
-    fill_tiles(c);
+    for (int b = 0; b < 2; b++)
+        if (!(c->stage[b] = tm_calloc(n + 1, sizeof **c->stage))) return tm_nomem(n * sizeof **c->stage);
+    fill_table(c);
+    measure_again(c);
+    if (c->n_just_timed > 0) fill_table(c); /* from the profile */
     return TM_OK;
 }
 
@@ -410,6 +460,7 @@ void job_costs_close(job_costs *c) {
     tm_free(c->first);
     tm_free(c->exchanges);
     tm_free(c->alike);
+    tm_free(c->just_timed);
     for (int b = 0; b < 2; b++) {
         tm_free(c->stage[b]);
         tm_free(c->observed[b]);

@@ -78,7 +78,7 @@ static tm_status put_stage(job_costs *c, uint32_t unit, uint32_t stage, bool bac
     const cost_heard *h = &c->observed[backward][c->first[unit] + stage];
     tm_op op = op_make(c->job, backward ? OP_BACKWARD : OP_FORWARD, (op_args){.stage = {.unit = unit, .stage = stage}});
     cost_stage first = c->alike[c->first[unit] + stage];
-    char key[256];
+    char key[COST_KEY];
     if (first.unit != unit || first.stage != stage || h->n < LEAST_CALLS) return TM_OK;
     cost_stage_key(c, &op, key, sizeof key);
     job_work had = job_load_work(m, unit, stage, backward, c->load);

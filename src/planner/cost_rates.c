@@ -1,6 +1,6 @@
 /* What is known of this machine as rates: a hardware file with which the model is planned elsewhere, or with more of
- * something. The rates are those with which the file's formulas give the seconds that are known, summed over the
- * model's stages: of memory by what an update takes, of matrix products by what is left then. */
+ * something. The rates are those with which the file's formulas give the seconds that are known, summed over a step (on
+ * a GPU, over the model's stages): of memory by what an update takes, of matrix products by what is left then. */
 #include "planner/cost_table_internal.h"
 
 #include <math.h>
@@ -48,14 +48,24 @@ static double add_host(void *ctx, job_work w, double known) {
     return 0;
 }
 
+/* A micro-batch's part of what a step does once: gradients are finished, and what learns is updated. */
+static void add_tile(const job_costs *c, cost_tile which, host_sum *h) {
+    double n = 0;
+    for (uint32_t p = 0; p < tm_model_parts(c->job->model); p++)
+        if (c->job->part[p].learns) n += (double)c->job->part[p].elements;
+    n /= fmax(1, (double)c->shape.micro_batches);
+    h->known += n * c->tile[which];
+    if (c->tile[which] > 0) h->bytes += n * cost_tile_bytes(c, which);
+}
+
+/* Whatever the update says of memory, all of it together takes by the rates what it takes here. */
 static void add_host_rates(const job_costs *c, tm_machine *m) {
     host_sum h = {.flops = 0};
     (void)of_all(c, add_host, &h);
+    add_tile(c, COST_FINISH, &h);
+    add_tile(c, COST_UPDATE, &h);
     m->cpu_bps = fmax(m->cpu_bps, h.bytes / ((1 - LEAST_IN_PRODUCTS) * h.known));
-    double finish = c->tile[COST_FINISH] - cost_tile_bytes(c, COST_FINISH) / m->cpu_bps;
-    double rest = h.known - h.bytes / m->cpu_bps +
-                  finish * (double)tm_model_parameters(c->job->model) / fmax(1, (double)c->shape.micro_batches);
-    m->cpu_flops_fp32 = m->cpu_flops_bf16 = h.flops / fmax(rest, LEAST_IN_PRODUCTS * h.known);
+    m->cpu_flops_fp32 = m->cpu_flops_bf16 = h.flops / (h.known - h.bytes / m->cpu_bps);
 }
 
 /* ---- a GPU: a stage takes the longer of the two ---- */

@@ -10,6 +10,8 @@
 /* What bounds an operation by the rates: its arithmetic, or the bytes that pass by. */
 typedef enum cost_bound { COST_BY_FLOPS, COST_BY_BYTES, COST_BOUNDS } cost_bound;
 
+enum { COST_KEY = 256 }; /* the longest name in the profile, and its NUL */
+
 /* Who carries operations out, and where their seconds come from. */
 typedef enum cost_side { COST_HOST, COST_DEVICE /* with processors of its own */, COST_SIDES } cost_side;
 typedef struct cost_source {
@@ -43,6 +45,13 @@ typedef struct cost_stage {
     uint32_t unit, stage;
 } cost_stage;
 
+/* What was timed just now, to be timed once more: a machine that is slow for some seconds is slow for one of the two. */
+typedef struct cost_timed {
+    tm_op op;
+    char key[COST_KEY];
+    double seconds;
+} cost_timed;
+
 /* Seconds between ranks: who sends what is counted over all ranks, and asked for many times. */
 enum { COST_EXCHANGES = 1 << 13 };
 struct cost_known {
@@ -63,6 +72,8 @@ struct job_costs {
     double comm_bytes_per_second[2], comm_latency[2]; /* of one rank, in its node and to other nodes */
     struct cost_known
         *exchanges; /* [COST_EXCHANGES] by a hash of the operation: what it took to count; NULL: one rank */
+    cost_timed *just_timed;
+    size_t n_just_timed, cap_just_timed;
     uint64_t budget, began_ns, limit_ns; /* of timing: bytes, and how long it may take */
     tm_phase timing;
     uint32_t *first;         /* per unit: its stage 0 in `stage` and `alike` */

@@ -346,10 +346,17 @@ static void refused(const scene *s, const char *says, const char *a, const char 
     assert_false(tm_path_exists(run_path(s->dir, "not.json")));
 }
 
-/* What was measured here, as rates, and planned by these: as much work. */
+/* What was measured here, as rates, and planned by these: as much work. Of so few words the head takes next to nothing:
+ * whether a plan keeps its logits decides nothing here. */
 static void this_machine_as_a_file(void **state) {
     (void)state;
     scene s = open_scene();
+    run_write(
+        run_path(s.dir, "model/config.json"),
+        "{\"model_type\": \"llama\", \"hidden_size\": 512, \"intermediate_size\": 1408, \"num_hidden_layers\": 3,\n"
+        " \"num_attention_heads\": 8, \"num_key_value_heads\": 8, \"vocab_size\": 64,\n"
+        " \"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-05, \"rope_theta\": 10000.0,\n"
+        " \"hidden_act\": \"silu\", \"tie_word_embeddings\": false, \"initializer_range\": 0.02}\n");
     run_write(s.config,
               run_format("{\"model\": \"%s/model\", \"init\": \"random\", \"max_steps\": 3,\n"
                          " \"data\": {\"seq_len\": 64}, \"output_dir\": \"%s/out\",\n"
@@ -361,11 +368,7 @@ static void this_machine_as_a_file(void **state) {
         (void)compute_of(&s, precision[i], "--timeline", run_path(s.dir, "step.svg")); /* is timed */
         double here = compute_of(&s, precision[i], "--save-hardware", s.hardware);
         double there = compute_of(&s, precision[i], "--hardware", s.hardware);
-        double most = 0.1;
-#ifdef TIDEMILL_SANITIZED /* where an update is slower than what it goes through memory for */
-        most = 1;
-#endif
-        if (fabs(there / here - 1) > most)
+        if (fabs(there / here - 1) > 0.05)
             fail_msg("%s: %g s of compute measured, %g by the file", precision[i], here, there);
     }
     refused(&s, "not with --advise", "--advise", NULL, NULL);
