@@ -87,7 +87,8 @@ TM_MUST_USE tm_status tm_profile_teach_disk(const char *path, uint64_t read_byte
                                             double seconds);
 
 /* Seconds by name: what an operation of a given shape took on a given back-end, e.g.
- * key "forward block 2 h576 i1536 t512 bf16", back-end "avx2 openblas-0.3.21 2 threads EPYC ...". */
+ * key "forward block 2 h576 i1536 t512 bf16", back-end "avx2 openblas-0.3.21 2 threads EPYC ...". Some hundreds are kept,
+ * those that were put last. */
 typedef struct tm_profile tm_profile;
 TM_MUST_USE tm_status tm_profile_open(tm_profile **out, const char *backend);
 /* Of a device that tm_device_open takes, by what tm_device_describe says of it. TM_EUNSUPPORTED: it is not here. */

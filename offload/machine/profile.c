@@ -1,5 +1,5 @@
 /* The profile: what was measured on the machines of one user. A save reads the file again, puts the new entries over
- * the old ones and replaces the file by rename. */
+ * the old ones, leaves out the oldest of many and replaces the file by rename. */
 #include "device/device.h"
 #include "io/file/file.h"
 #include "offload/machine/machine_internal.h"
@@ -69,8 +69,8 @@ tm_status tm_profile_put_disk(const char *path, const tm_disk *disk) {
     tm_status rc;
     if (!profile_disk_key(path, key, sizeof key))
         return tm_fail(TM_EINPUT, "%s: cannot find out which disk this is on", path);
-    TM_GO(profile_load(&e));
-    TM_GO(profile_add(&e, NULL, key, &to));
+    TM_GO(profile_load(&e, NULL));
+    TM_GO(profile_put(&e, NULL, key, &to));
     to->disk = *disk;
     TM_GO(profile_store(&e));
 done:
@@ -82,7 +82,7 @@ bool tm_profile_get_disk(const char *path, tm_disk *out) {
     char key[PROFILE_DISK_CAP];
     profile_entries e;
     if (!profile_disk_key(path, key, sizeof key)) return false;
-    if (profile_load(&e) != TM_OK) {
+    if (profile_load(&e, "") != TM_OK) { /* of no back-end */
         tm_error_clear();
         return false;
     }
@@ -109,7 +109,7 @@ tm_status tm_profile_open(tm_profile **out, const char *backend) {
     if (!p) return tm_nomem(sizeof *p);
     p->backend = tm_strdup(backend);
     TM_GO(p->backend ? TM_OK : tm_nomem(strlen(backend)));
-    TM_GO(profile_load(&p->e));
+    TM_GO(profile_load(&p->e, backend));
     *out = p;
     return TM_OK;
 done:
@@ -134,7 +134,7 @@ tm_status tm_profile_put(tm_profile *p, const char *key, double seconds) {
     profile_entry *e;
     if (!(seconds >= 0 && isfinite(seconds)))
         return tm_fail(TM_EBUG, "profile: \"%s\" is said to take %g seconds", key, seconds);
-    TM_TRY(profile_add(&p->e, p->backend, key, &e));
+    TM_TRY(profile_put(&p->e, p->backend, key, &e));
     e->seconds = seconds;
     e->changed = true;
     return TM_OK;
@@ -164,10 +164,10 @@ tm_status tm_profile_save(tm_profile *p) {
     bool any = false;
     for (uint32_t i = 0; i < p->e.n; i++) any |= p->e.item[i].changed;
     if (!any) return TM_OK;
-    TM_GO(profile_load(&now));
+    TM_GO(profile_load(&now, NULL));
     for (uint32_t i = 0; i < p->e.n; i++) {
         if (!p->e.item[i].changed) continue;
-        TM_GO(profile_add(&now, p->e.item[i].backend, p->e.item[i].key, &to));
+        TM_GO(profile_put(&now, p->e.item[i].backend, p->e.item[i].key, &to));
         to->seconds = p->e.item[i].seconds;
     }
     TM_GO(profile_store(&now));

@@ -2,7 +2,9 @@
  *
  *     {"version": 1,
  *      "disks": [{"disk": "HOST MAJOR:MINOR FILESYSTEM", "read_bps": ..., ...}],
- *      "seconds": {"BACKEND": {"KEY": seconds, ...}}} */
+ *      "seconds": {"BACKEND": {"KEY": seconds, ...}}}
+ *
+ * Within a back-end, and back-ends by their last one, what was put last comes last. */
 #include "io/file/file.h"
 #include "offload/machine/machine_internal.h"
 
@@ -11,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION = 1, MOST_BYTES = 16 << 20 };
+enum { VERSION = 1, MOST_BYTES = 1 << 20 };
 
 static bool is_entry(const profile_entry *e, const char *backend, const char *key) {
     if (!e->backend != !backend) return false;
@@ -45,9 +47,7 @@ static tm_status grow_entries(profile_entries *e) {
     return TM_OK;
 }
 
-tm_status profile_add(profile_entries *e, const char *backend, const char *key, profile_entry **out) {
-    *out = profile_find(e, backend, key);
-    if (*out) return TM_OK;
+static tm_status add(profile_entries *e, const char *backend, const char *key, profile_entry **out) {
     if (e->n == e->cap) TM_TRY(grow_entries(e));
     profile_entry new = {.backend = backend ? tm_strdup(backend) : NULL, .key = tm_strdup(key)};
     if (!new.key || (backend && !new.backend)) {
@@ -58,6 +58,13 @@ tm_status profile_add(profile_entries *e, const char *backend, const char *key, 
     e->slot[slot_of(e, backend, key)] = e->n + 1;
     *out = &e->item[e->n++];
     **out = new;
+    return TM_OK;
+}
+
+tm_status profile_put(profile_entries *e, const char *backend, const char *key, profile_entry **out) {
+    *out = profile_find(e, backend, key);
+    if (!*out) TM_TRY(add(e, backend, key, out));
+    (*out)->put = ++e->puts;
     return TM_OK;
 }
 
@@ -105,47 +112,49 @@ static tm_status read_disk(profile_entries *e, const tm_json *d) {
     if (!name || name->type != TM_JSON_STRING || !(disk.read_bps > 0) || !(disk.write_bps > 0) || !(disk.duplex >= 0) ||
         !(disk.duplex <= 1) || !(disk.latency >= 0) || !(disk.cpu_per_byte >= 0) || !(disk.tbw >= 0))
         return damaged_profile(d, "this is not a disk");
-    TM_TRY(profile_add(e, NULL, name->text, &to));
+    TM_TRY(profile_put(e, NULL, name->text, &to));
     to->disk = disk;
     return TM_OK;
 }
 
-static tm_status read_seconds(profile_entries *e, const tm_json *backend) {
+static tm_status read_seconds(profile_entries *e, const tm_json *backend, bool wanted) {
     profile_entry *to;
     if (backend->type != TM_JSON_OBJECT) return damaged_profile(backend, "a back-end's seconds are not an object");
     for (const tm_json *v = backend->child; v; v = v->next) {
         if (v->type != TM_JSON_NUMBER || !(v->number >= 0) || isinf(v->number))
             return damaged_profile(v, "these are not seconds");
-        TM_TRY(profile_add(e, backend->key, v->key, &to));
+        if (!wanted) continue;
+        TM_TRY(profile_put(e, backend->key, v->key, &to));
         to->seconds = v->number;
     }
     return TM_OK;
 }
 
-static tm_status read_root(profile_entries *e, const tm_json *root) {
+static tm_status read_root(profile_entries *e, const tm_json *root, const char *only) {
     const tm_json *version = tm_json_get(root, "version"), *disks = tm_json_get(root, "disks"),
                   *seconds = tm_json_get(root, "seconds");
     if (!version || !version->is_integer || version->integer != VERSION)
         return damaged_profile(version, "not version 1");
     for (const tm_json *d = disks ? disks->child : NULL; d; d = d->next) TM_TRY(read_disk(e, d));
-    for (const tm_json *b = seconds ? seconds->child : NULL; b; b = b->next) TM_TRY(read_seconds(e, b));
+    for (const tm_json *b = seconds ? seconds->child : NULL; b; b = b->next)
+        TM_TRY(read_seconds(e, b, !only || !strcmp(b->key, only)));
     return TM_OK;
 }
 
-static tm_status read_file(profile_entries *e, const char *path) {
+static tm_status read_file(profile_entries *e, const char *path, const char *only) {
     tm_json_doc *doc;
     TM_TRY(tm_json_load(&doc, path, MOST_BYTES, 0));
-    tm_status rc = read_root(e, tm_json_root(doc));
+    tm_status rc = read_root(e, tm_json_root(doc), only);
     tm_json_free(doc);
     return rc;
 }
 
-/* What the file says; nothing where there is none. A damaged one is as good as none. */
-tm_status profile_load(profile_entries *e) {
+/* A damaged one is as good as none. */
+tm_status profile_load(profile_entries *e, const char *only) {
     const char *path = tm_profile_path();
     *e = (profile_entries){0};
     if (!*path || !tm_path_exists(path)) return TM_OK;
-    tm_status rc = read_file(e, path);
+    tm_status rc = read_file(e, path, only);
     if (rc == TM_OK) return TM_OK;
     profile_entries_free(e);
     if (rc == TM_ENOMEM) return rc;
@@ -170,17 +179,52 @@ static void write_disk(tm_json_writer *w, const profile_entry *e) {
     tm_jw_object_end(w);
 }
 
-static int by_name(const void *a, const void *b) {
+static int by_backend(const void *a, const void *b) {
     const profile_entry *x = a, *y = b;
     int c = strcmp(x->backend ? x->backend : "", y->backend ? y->backend : "");
-    return c ? c : strcmp(x->key, y->key);
+    return c ? c : (x->put > y->put) - (x->put < y->put);
 }
 
-/* Sorts the entries, so their slots are of no more use. */
+typedef struct backend_entries {
+    profile_entry *first;
+    uint32_t n;
+} backend_entries;
+
+static int by_last(const void *a, const void *b) {
+    const backend_entries *x = a, *y = b;
+    uint64_t p = x->first[x->n - 1].put, q = y->first[y->n - 1].put;
+    return (p > q) - (p < q);
+}
+
+/* Of entries that lie in this order. Returns how many there are. */
+static uint32_t list_backends(profile_entry *e, uint32_t n, backend_entries *of) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (i == 0 || strcmp(e[i].backend, e[i - 1].backend) != 0) of[count++] = (backend_entries){&e[i], 0};
+        of[count - 1].n++;
+    }
+    qsort(of, count, sizeof *of, by_last);
+    return count;
+}
+
+/* All but the first `leave_out`. */
+static void write_seconds(tm_json_writer *w, const backend_entries *of, uint32_t count, uint32_t leave_out) {
+    for (uint32_t b = 0; b < count; b++) {
+        uint32_t from = (uint32_t)tm_min_u64(leave_out, of[b].n);
+        leave_out -= from;
+        if (from == of[b].n) continue;
+        tm_jw_field_object(w, of[b].first->backend);
+        for (uint32_t i = from; i < of[b].n; i++) tm_jw_field_double(w, of[b].first[i].key, of[b].first[i].seconds);
+        tm_jw_object_end(w);
+    }
+}
+
 static tm_status write_entries(profile_entries *e, tm_buf *out) {
     tm_json_writer w;
     uint32_t i = 0;
-    if (e->n) qsort(e->item, e->n, sizeof *e->item, by_name);
+    backend_entries *of = tm_malloc((e->n + 1) * sizeof *of);
+    if (!of) return tm_nomem(e->n * sizeof *of);
+    if (e->n) qsort(e->item, e->n, sizeof *e->item, by_backend);
     tm_jw_init(&w, out, 2);
     tm_jw_object(&w);
     tm_jw_field_int(&w, "version", VERSION);
@@ -188,13 +232,9 @@ static tm_status write_entries(profile_entries *e, tm_buf *out) {
     for (; i < e->n && !e->item[i].backend; i++) write_disk(&w, &e->item[i]);
     tm_jw_array_end(&w);
     tm_jw_field_object(&w, "seconds");
-    while (i < e->n) {
-        const char *backend = e->item[i].backend;
-        tm_jw_field_object(&w, backend);
-        for (; i < e->n && !strcmp(e->item[i].backend, backend); i++)
-            tm_jw_field_double(&w, e->item[i].key, e->item[i].seconds);
-        tm_jw_object_end(&w);
-    }
+    uint32_t seconds = e->n - i, count = list_backends(e->item + i, seconds, of);
+    write_seconds(&w, of, count, seconds > PROFILE_SECONDS ? seconds - PROFILE_SECONDS : 0);
+    tm_free(of);
     tm_jw_object_end(&w);
     tm_jw_object_end(&w);
     return tm_jw_end(&w);

@@ -36,7 +36,7 @@ tm_status tm_st_writer_create(tm_st_writer **out, const char *path) {
         rc = tm_nomem(strlen(path));
         goto done;
     }
-    TM_GO(tm_out_create(&w->out, path));
+    TM_GO(tm_out_create_small(&w->out, path, 0)); /* everything is written at its place: nothing is buffered */
     *out = w;
     return TM_OK;
 done:

@@ -353,6 +353,37 @@ static void seconds_are_kept_by_backend(void **state) {
     }
 }
 
+/* So that the file, and who reads it, stay small: the oldest go, of the back-end that was put to longest ago. */
+static void the_latest_are_kept(void **state) {
+    (void)state;
+    enum { OLD = 300, NEW = 400, MOST = 512 };
+    static const struct {
+        const char *backend;
+        int keys;
+    } put[] = {{"b", OLD}, {"a", NEW}, {"b", 1}};
+    char key[32];
+    tm_profile *p;
+    double s;
+    for (size_t i = 0; i < TM_COUNT(put); i++) {
+        assert_int_equal(tm_profile_open(&p, put[i].backend), TM_OK);
+        for (int k = 0; k < put[i].keys; k++) {
+            snprintf(key, sizeof key, "key %d", k);
+            assert_int_equal(tm_profile_put(p, key, k + 1), TM_OK);
+        }
+        assert_int_equal(tm_profile_save(p), TM_OK);
+        tm_profile_close(p);
+    }
+    for (int k = 0; k < NEW; k++) { /* one made room for what was put at last */
+        snprintf(key, sizeof key, "key %d", k);
+        assert_int_equal(get("a", key, &s), k > 0);
+        if (k > 0) assert_true(s == k + 1);
+    }
+    for (int k = 0; k < OLD; k++) { /* those made room for NEW */
+        snprintf(key, sizeof key, "key %d", k);
+        assert_int_equal(get("b", key, &s), k == 0 || k >= OLD - (MOST - NEW));
+    }
+}
+
 static void a_damaged_profile_is_ignored(void **state) {
     (void)state;
     static const char *const damaged[] = {"",
@@ -487,6 +518,7 @@ int main(void) {
         cmocka_unit_test_setup(a_disk_takes_so_long, fresh_profile),
         cmocka_unit_test_setup(runs_teach_the_disk, fresh_profile),
         cmocka_unit_test_setup(seconds_are_kept_by_backend, fresh_profile),
+        cmocka_unit_test_setup(the_latest_are_kept, fresh_profile),
         cmocka_unit_test_setup(one_wrong_value_is_enough, fresh_profile),
         cmocka_unit_test_setup(a_damaged_profile_is_ignored, fresh_profile),
         cmocka_unit_test_setup(paths_of_one_disk_count_once, fresh_profile),
