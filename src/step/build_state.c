@@ -105,6 +105,13 @@ static uint32_t fetch(op_writer *w, uint32_t part, uint32_t tile, span at, tm_ki
     return to;
 }
 
+/* The operations for it: the disk's where this rank has it, and one that fetches. */
+static uint32_t fetch_ops(const tm_job *job, uint32_t part, span at, tm_kind kind) {
+    source s = source_of(job, &job->part[part], kind);
+    bool here = held_find(job->part[part].elements, job->ranks.ranks, s.holding, at.begin) != UINT32_MAX;
+    return (uint32_t)here + (s.holding.count != job->ranks.ranks);
+}
+
 typedef struct walk {
     op_writer w;
     uint16_t code;
@@ -127,8 +134,9 @@ static void walk_tile(walk *w, uint32_t t, uint32_t seg, uint32_t tile, int what
     bool lo = what == WHAT_MASTER && state_is_split(w->w.job);
     tm_kind kind = walk_kind(w->w.job, what);
     if (state_bytes(w->w.job, s->part, kind, 1) == 0) return; /* this optimizer keeps no such state */
-    if (w->counted) { /* its own, and for each operand that of the disk, of several ranks one that fetches it */
-        *w->counted += 1 + (lo ? 2U : 1U) * (ranks > 1 ? 2U : 1U);
+    if (w->counted) {
+        *w->counted += 1 + fetch_ops(w->w.job, s->part, at, kind);
+        if (lo) *w->counted += fetch_ops(w->w.job, s->part, at, TM_KIND_WEIGHT_LO);
         return;
     }
     uint32_t a = fetch(&w->w, s->part, tile, at, kind);

@@ -171,7 +171,12 @@ static float *kept_logits(run *r, uint32_t unit, uint32_t stage, unsigned b) {
 static void run_stage(run *r, uint32_t unit, uint32_t stage, unsigned b, bool backward) {
     const tm_unit *u = tm_model_unit(r->m, unit);
     const tm_stage *s = &u->stage[stage];
-    tm_stage_args a = {.model = r->m, .unit = unit, .stage = stage, .batch = &r->batch[b], .workspace = r->workspace};
+    tm_stage_args a = {.model = r->m,
+                       .unit = unit,
+                       .stage = stage,
+                       .batch = &r->batch[b],
+                       .workspace = r->workspace,
+                       .kernels = r->kernels};
     const tm_slot_use *use = backward ? s->backward : s->forward;
     for (unsigned i = 0; i < (backward ? s->n_backward : s->n_forward); i++) {
         bool *seen = touched(r, unit, b, use[i].grad, use[i].slot);

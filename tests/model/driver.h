@@ -21,9 +21,10 @@ typedef struct run {
     uint64_t workspace_bytes;
     void *kv_cache[64]; /* per unit, if used */
     uint32_t kv_capacity;
-    bool recompute;   /* backward begins a unit with nothing but its input, and runs its forward again */
-    bool keep_logits; /* the head's logits lie in wait for backward; set before run_forward */
-    float **kept;     /* [batches][stages of the head] */
+    bool recompute;                 /* backward begins a unit with nothing but its input, and runs its forward again */
+    bool keep_logits;               /* the head's logits lie in wait for backward; set before run_forward */
+    float **kept;                   /* [batches][stages of the head] */
+    const tm_kernel_table *kernels; /* instead of the host's; NULL */
 } run;
 
 void run_open(run *r, const tm_model *m, unsigned n_batches, const tm_micro_batch *batch);

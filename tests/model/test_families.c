@@ -183,18 +183,66 @@ static void documents(void **state) {
     tm_model_free(m);
 }
 
+/* ---- what is multiplied ---- */
+
+/* Products of the model that is under way, which tm_model_products described. */
+static struct {
+    tm_products said;
+    uint64_t vocabulary;
+    unsigned others, products;
+} multiplied;
+
+static void check_width(uint64_t width) {
+    bool known = width == multiplied.vocabulary;
+    for (uint32_t i = 0; i < multiplied.said.n_widths; i++) known |= multiplied.said.width[i] == width;
+    multiplied.others += !known;
+}
+
+/* Of activations and a matrix, or of two activations: then the depth is rows. */
+static void watched_gemm(const tm_gemm_args *g) {
+    uint64_t rows = g->a_trans ? g->k : g->m;
+    multiplied.products++;
+    multiplied.others += rows > multiplied.said.rows;
+    check_width(g->a_trans ? g->m : g->k);
+    check_width(g->n);
+    tm_gemm(g);
+}
+
+/* Every product is of rows and widths that are said beforehand: what products hold of memory is planned by these. */
+static void products(void **state) {
+    tm_kernel_table watched = *tm_kernels_host();
+    watched.gemm = watched_gemm;
+    for (int fused = 0; fused < 2; fused++) {
+        tm_model *m = family_model(*state, TM_BF16, fused);
+        tokens t = make_tokens(3, 23, vocabulary(m), 8);
+        memset(&multiplied, 0, sizeof multiplied);
+        multiplied.said = tm_model_products(m, t.batch.tokens);
+        multiplied.vocabulary = vocabulary(m);
+        run r;
+        run_open(&r, m, 1, &t.batch);
+        r.kernels = &watched;
+        lively_weights(&r, 11);
+        whole_step(&r, BATCH_OUTER);
+        assert_true(multiplied.products > 0);
+        if (multiplied.said.n_widths > 0)
+            assert_int_equal(multiplied.others, 0);
+        else
+            printf("%u widths or more are not told apart\n", (unsigned)TM_PRODUCT_WIDTHS + 1);
+        run_close(&r);
+        free_tokens(&t);
+        tm_model_free(m);
+    }
+}
+
 /* Each family's tests, named "FAMILY NAME". */
-enum { KINDS = 5, TESTS = KINDS * (int)TM_COUNT(families) };
+enum { KINDS = 6, TESTS = KINDS * (int)TM_COUNT(families) };
 
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         CMUnitTestFunction test;
-    } kinds[KINDS] = {{"slopes", slopes},
-                      {"schedules", schedules},
-                      {"separate", separate_parts},
-                      {"cache", cache},
-                      {"documents", documents}};
+    } kinds[KINDS] = {{"slopes", slopes}, {"schedules", schedules}, {"separate", separate_parts},
+                      {"cache", cache},   {"documents", documents}, {"products", products}};
     static char names[TESTS][64];
     static struct CMUnitTest tests[TESTS];
     if (argc > 1) cmocka_set_test_filter(argv[1]);

@@ -3,10 +3,13 @@
  * what is accepted meet at one byte. */
 #include "comm/comm.h"
 #include "kernels/kernels.h"
+#include "optim/optimizer.h"
+#include "planner/cost.h"
 #include "planner/start.h"
 #include "tests/train/run.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SEED = 20260, BUDGETS = 40 };
@@ -238,8 +241,96 @@ static void without_a_disk(void **state) {
     job_close(job);
 }
 
+/* ---- what the budget and the profile are told -------------------------------------------------------------------- */
+
+static void expect_walk_counted(tm_dtype dtype, const char *optimizer, bool cached, const job_ranks *ranks) {
+    question q = {.host_bytes = UINT64_MAX, .micro_batches = 1};
+    if (ranks) q.ranks = *ranks;
+    job_opts o = options_of(&q);
+    o.dtype = dtype;
+    o.cache_none = !cached;
+    o.update = tm_optimizer_find(optimizer);
+    tm_optim_defaults(o.update, &o.update_opts);
+    tm_job *job;
+    planner_choice c;
+    tm_program *p;
+    tm_plan *plan;
+    pass_opts way[8];
+    enum { AFTER = 4 }; /* the first ones: every optimizer can */
+    (void)ways_of(&q, way);
+    RUN_EXPECT_STATUS(job_open(&job, &o));
+    RUN_EXPECT_STATUS(planner_choose(&(planner_ask){.job = job, .name = "step", .way = way, .n = AFTER}, &c));
+    uint64_t counted = build_walk_ops(job);
+    RUN_EXPECT_STATUS(build_walk(&p, job, true, 0));
+    RUN_EXPECT_STATUS(job_compile_in(job, &c.account, p, false, &plan));
+    tm_program_free(p);
+    uint32_t ops = tm_plan_get_info(plan)->ops;
+    if (ops > counted || (!cached && counted > ops + ops / 4))
+        fail_msg("%s, type %d, %u ranks: %u operations, %llu counted", optimizer, (int)dtype, q.ranks.ranks, ops,
+                 (unsigned long long)counted);
+    tm_plan_free(plan);
+    planner_drop(&c);
+    job_close(job);
+}
+
+/* The plan of the walk that ends a run has as many operations as its bytes are planned for, where nothing stays in
+ * memory about as many. */
+static void walks_are_counted(void **state) {
+    static const char *const optimizer[] = {"adamw", "adamw_8bit", "adafactor", "sgd"};
+    job_ranks ranks = {.ranks = 2, .weights = {0, 2}, .own = {0, 2}, .sums = {0, 1}, .group = TM_COMM_WORLD};
+    (void)state;
+    RUN_EXPECT_STATUS(tm_comm_imagine(&ranks.comm, 2, 2, 0));
+    for (size_t i = 0; i < TM_COUNT(optimizer); i++)
+        for (int cached = 0; cached < 2; cached++) {
+            expect_walk_counted(TM_BF16, optimizer[i], cached, NULL);
+            expect_walk_counted(TM_F32, optimizer[i], cached, NULL);
+            expect_walk_counted(TM_BF16, optimizer[i], cached, &ranks);
+        }
+    tm_comm_close(ranks.comm);
+}
+
+/* What the head took for 32 labels of 64 tokens is half of it for the run's mean, 16: the profile has it for as many. */
+static void labels_teach_the_head(void **state) {
+    enum { HEARD = 32, MEAN = 16, CALLS = 4, SECONDS = 1 };
+    question q = {.host_bytes = UINT64_MAX, .micro_batches = 1};
+    job_opts o = options_of(&q);
+    job_batch batch = {.rows = 1, .seq = 64, .tokens = 64, .label_tokens = HEARD, .label_rows = HEARD};
+    const job_shape shape = {.micro_batches = 1, .rows = 1, .seq = 64};
+    tm_machine m = {.name = "x",
+                    .nodes = 1,
+                    .ranks_per_node = 1,
+                    .cores = 2,
+                    .cpu_bps = 1e10,
+                    .cpu_flops_fp32 = 1e11,
+                    .cpu_flops_bf16 = 1e11};
+    tm_job *job;
+    job_costs *costs;
+    (void)state;
+    assert_int_equal(setenv("TIDEMILL_PROFILE", run_path(disk, "profile.json"), 1), 0);
+    RUN_EXPECT_STATUS(job_open(&job, &o));
+    job->step.batch = &batch;
+    job_load load = job_shape_load(tm_model_get_config(job->model), &shape);
+    load.rows = 1;
+    load.labels = MEAN;
+    const job_costs_ask ask = {.shape = &shape, .load = &load, .mode = JOB_COSTS_PROFILE};
+    tm_op op = op_make(job, OP_FORWARD, (op_args){.stage = {.unit = tm_model_units(job->model) - 1, .stage = 1}});
+    for (int taught = 0; taught < 2; taught++) {
+        RUN_EXPECT_STATUS(job_costs_open(&costs, job, &ask, &m));
+        double seconds = job_cost(costs, &op);
+        if (taught ? !(seconds > 0.49 * SECONDS && seconds < 0.51 * SECONDS) : seconds > 0.1 * SECONDS)
+            fail_msg("%s: %g s", taught ? "taught" : "by rates", seconds);
+        RUN_EXPECT_STATUS(job_costs_observe(costs));
+        for (int i = 0; i < CALLS; i++) job_costs_hear(costs, &op, SECONDS);
+        RUN_EXPECT_STATUS(job_costs_learn(costs));
+        job_costs_close(costs);
+    }
+    job->step.batch = NULL;
+    job_close(job);
+}
+
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(least_host_budget),  cmocka_unit_test(any_host_budget),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(walks_are_counted),  cmocka_unit_test(labels_teach_the_head),
+                                       cmocka_unit_test(least_host_budget),  cmocka_unit_test(any_host_budget),
                                        cmocka_unit_test(asked_again),        cmocka_unit_test(least_device_budget),
                                        cmocka_unit_test(most_micro_batches), cmocka_unit_test(refused_with_ranks),
                                        cmocka_unit_test(without_a_disk)};
