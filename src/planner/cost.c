@@ -335,6 +335,9 @@ static tm_status make_table(job_costs *c) {
     fill_table(c);
     measure_again(c);
     if (c->n_just_timed > 0) fill_table(c); /* from the profile */
+    tm_free(c->just_timed);
+    c->just_timed = NULL;
+    c->n_just_timed = c->cap_just_timed = 0;
     return TM_OK;
 }
 
