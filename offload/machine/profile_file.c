@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION = 1, MOST_BYTES = 1 << 20 };
+enum { VERSION = 1, MOST_BYTES = 16 << 20 };
 
 static bool is_entry(const profile_entry *e, const char *backend, const char *key) {
     if (!e->backend != !backend) return false;

@@ -250,8 +250,9 @@ static uint64_t touched_floats(const tm_products *p, unsigned threads) {
     return a + b + m * widest;
 }
 
-/* Measured with 0.3.21: 2.7 MB of code and data, and 0.44 MB (64 rows) to 0.81 MB (512) of packing buffers for each
- * calling thread on AVX2; on AVX-512 (SkylakeX) 0.40 to 0.82, to which a quarter is added. */
+/* Measured with 0.3.21: 2.7 MB of code and data (0.3 more where its file was just read), and 0.44 MB (64 rows) to 0.81 MB
+ * (512) of packing buffers for each calling thread on AVX2; on AVX-512 (SkylakeX) 0.40 to 0.82, to which a quarter is
+ * added. */
 static uint64_t resident(unsigned threads, const tm_products *p) {
     uint64_t packed = TM_MIB * 2 / 5 + TM_MIB / 2 * tm_min_u64(p->rows, M_TILE) / M_TILE;
     if (kernels.level == KERNELS_AVX512) packed += packed / 4;

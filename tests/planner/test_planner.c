@@ -326,6 +326,7 @@ static void labels_teach_the_head(void **state) {
     }
     job->step.batch = NULL;
     job_close(job);
+    assert_int_equal(unsetenv("TIDEMILL_PROFILE"), 0);
 }
 
 int main(int argc, char **argv) {
