@@ -163,6 +163,7 @@ void tm_program_share(tm_program *p);
 /* What one of `ranks` pays for them. */
 uint64_t tm_program_share_bytes(const tm_program *p, uint32_t ranks);
 uint32_t tm_program_ops(const tm_program *p);
+const tm_op *tm_program_get(const tm_program *p, uint32_t i); /* the i-th operation, without its uses */
 /* The most operations that a plan of it has, and the most that it takes itself (tm_plan_info.memory_bytes) and for
  * checksums of what it spills, under any budget of the host and without an arena. How many others an operation waits
  * for is taken to be twice the objects that it touches, which is not proved: compare with what was compiled. */
@@ -234,6 +235,11 @@ TM_MUST_USE tm_status tm_plan_compile(tm_plan **out, tm_layout *layout, const tm
 /* The least slab for this program alone: `minimum` of tm_plan_compile with choose_residency, without a plan. */
 TM_MUST_USE tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
                                       uint64_t *minimum);
+/* What of it is in use, in bytes, for each of the program's operations: while it runs, and until the next one does. No
+ * plan has a slab smaller than the greatest of `loads` [tm_program_ops]; the least slab is larger by what lies between
+ * frames that do not pack without gaps. */
+TM_MUST_USE tm_status tm_plan_loads(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts,
+                                    uint64_t *loads);
 /* The least arena for this program alone: every object there only while one interval's operations need it. */
 TM_MUST_USE tm_status tm_plan_device_minimum(const tm_program *p, uint64_t *minimum);
 /* Brings device-resident state to its extents, for a commit, or from there; or what is frozen from its files. NULL:

@@ -215,6 +215,11 @@ uint32_t tm_program_ops(const tm_program *p) {
     return p->n_op;
 }
 
+const tm_op *tm_program_get(const tm_program *p, uint32_t i) {
+    TM_ASSERT(i < p->n_op);
+    return &p->op[i].op;
+}
+
 static uint64_t most_transfers(const tm_program *p) {
     uint64_t n = 0;
     for (uint32_t i = 0; i < p->n_record; i++)

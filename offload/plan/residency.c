@@ -202,21 +202,80 @@ done:
     return rc;
 }
 
+/* ---- the least slab, without a plan ---------------------------------------------------------------------------- */
+
+/* Its program, and what is chosen at the least. */
+typedef struct least_plan {
+    tm_plan_opts opts;
+    residency r;
+    tm_program *lowered; /* NULL: the caller's is not */
+    chooser ch;
+} least_plan;
+
+static tm_status least_open(least_plan *x, const tm_layout *l, const tm_program *p, const tm_plan_opts *opts) {
+    *x = (least_plan){.opts = *opts,
+                      .r = {.resident = tm_calloc(l->n + 1, 1), .temp_paged = tm_calloc(p->n_temp + 1, 1)}};
+    x->ch = (chooser){.p = p, .l = l, .opts = &x->opts, .r = &x->r};
+    x->opts.choose_residency = true;
+    x->opts.slab_bytes = 0;
+    TM_TRY(p->status);
+    if (!x->r.resident || !x->r.temp_paged) return tm_nomem(l->n + p->n_temp);
+    if (opts->device_bytes) TM_TRY(lower_program(&x->lowered, p, &x->opts));
+    if (x->lowered) x->ch.p = x->lowered;
+    return TM_OK;
+}
+
+static void least_close(least_plan *x) {
+    tm_program_free(x->lowered);
+    tm_free(x->r.resident);
+    tm_free(x->r.temp_paged);
+}
+
 tm_status tm_plan_minimum(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts, uint64_t *minimum) {
-    tm_plan_opts o = *opts;
-    o.choose_residency = true;
-    o.slab_bytes = 0;
-    residency r = {.resident = tm_calloc(layout->n + 1, 1), .temp_paged = tm_calloc(p->n_temp + 1, 1)};
-    chooser ch = {.p = p, .l = layout, .opts = &o, .r = &r};
-    tm_status rc = p->status;
-    tm_program *lowered = NULL;
-    if (rc == TM_OK && opts->device_bytes) rc = lower_program(&lowered, p, &o);
-    if (lowered) ch.p = lowered;
-    if (rc == TM_OK && (!r.resident || !r.temp_paged)) rc = tm_nomem(layout->n + p->n_temp);
-    if (rc == TM_OK) rc = find_minimum(&ch);
-    if (rc == TM_OK) *minimum = r.minimum + shared_share(p, opts);
-    tm_program_free(lowered);
-    tm_free(r.resident);
-    tm_free(r.temp_paged);
+    least_plan x;
+    tm_status rc = least_open(&x, layout, p, opts);
+    if (rc == TM_OK) rc = find_minimum(&x.ch);
+    if (rc == TM_OK) *minimum = x.r.minimum + shared_share(p, opts);
+    least_close(&x);
+    return rc;
+}
+
+/* What copies need counts for the operation before them; for the first one where there is none. */
+static void loads_of(const placement *pl, const tm_program *p, uint64_t *change, uint64_t *loads) {
+    uint64_t now = pl->base;
+    uint32_t at = 0;
+    bool begun = false;
+    for (uint32_t i = 0; i < pl->n; i++) {
+        const live_range *r = &pl->item[i];
+        if (r->tier != TM_TIER_HOST) continue;
+        change[r->start] += r->bytes; /* modulo 2^64 */
+        change[r->retire_at + 1] -= r->bytes;
+    }
+    loads[0] = 0;
+    for (uint32_t i = 0; i < p->n_op; i++) {
+        if (p->op[i].op.code != TM_OP_COPY) {
+            if (begun) loads[++at] = 0;
+            begun = true;
+        }
+        loads[at] = tm_max_u64(loads[at], now += change[i]);
+    }
+}
+
+tm_status tm_plan_loads(const tm_layout *layout, const tm_program *p, const tm_plan_opts *opts, uint64_t *loads) {
+    least_plan x;
+    placement pl = {0};
+    uint64_t *change = NULL, share = shared_share(p, opts);
+    tm_status rc = least_open(&x, layout, p, opts);
+    if (rc != TM_OK) goto done;
+    change = tm_calloc((size_t)x.ch.p->n_op + 2, sizeof *change);
+    if (!change) TM_GO(tm_nomem(x.ch.p->n_op * sizeof *change));
+    TM_GO(start_point(&x.ch));
+    TM_GO(pack(&x.ch, 0, 0, &pl));
+    if (p->n_op) loads_of(&pl, x.ch.p, change, loads);
+    for (uint32_t i = 0; i < p->n_op; i++) loads[i] += share;
+done:
+    place_free(&pl);
+    tm_free(change);
+    least_close(&x);
     return rc;
 }

@@ -357,18 +357,21 @@ static tm_status plan_job(planning *g) {
                                .mode = g->hardware           ? JOB_COSTS_NOMINAL
                                        : g->args->no_measure ? JOB_COSTS_PROFILE
                                                              : JOB_COSTS_MEASURE};
+    const planner_ask step = {.job = g->job,
+                              .name = "training step",
+                              .way = way,
+                              .n = run_ways(s, &shape, way),
+                              .more = run_compile_more,
+                              .ctx = &more};
+    rc = least_of_all(g, planner_count(&step, &c), &c);
+    if (rc == TM_EBUDGET) rc = run_blame_tasks(s, refuse(g, &shape, &c.refusal));
+    if (rc != TM_OK) goto done;
     TM_GO(job_costs_open(&costs, g->job, &ask, &g->rank));
     out->timing_disturbed = job_costs_disturbed(costs);
     TM_GO(save_hardware(g, &o, costs));
     job_use_costs(g->job, &g->rank, job_cost, costs);
     g->from_ns = tm_now_ns(); /* measuring was not planning */
-    rc = job_start(&(planner_ask){.job = g->job,
-                                  .name = "training step",
-                                  .way = way,
-                                  .n = run_ways(s, &shape, way),
-                                  .more = run_compile_more,
-                                  .ctx = &more},
-                   &c);
+    rc = job_start(&step, &c);
     g->plans.step = c.plan;
     c.plan = NULL;
     rc = plan_reference_room(g, rc, &c);

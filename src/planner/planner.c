@@ -308,16 +308,19 @@ static tm_status try_slabs(attempts *a) {
     return r->limit == JOB_LIMIT_DEVICE ? refuse_device(a, r->bytes) : refuse_host(a);
 }
 
+/* What is needed at the least is there. */
+static tm_status check_least(attempts *a) {
+    const way_list *w = &a->ways;
+    if (w->minimum == UINT64_MAX) return refuse_device(a, w->minimum_device);
+    if (w->too_many) return refuse_many(a);
+    return w->minimum > w->budget.slab_bytes ? refuse_host(a) : TM_OK;
+}
+
 /* `rc`: of what was done before. */
 static tm_status choose_within(attempts *a, tm_status rc) {
     way_list *w = &a->ways;
-    if (rc == TM_OK) rc = way_list_minimum(w);
-    if (rc == TM_OK && w->minimum == UINT64_MAX)
-        rc = refuse_device(a, w->minimum_device);
-    else if (rc == TM_OK && w->too_many)
-        rc = refuse_many(a);
-    else if (rc == TM_OK && w->minimum > w->budget.slab_bytes)
-        rc = refuse_host(a);
+    if (rc == TM_OK) rc = way_list_minimum(w, false);
+    if (rc == TM_OK) rc = check_least(a);
     if (w->ask->job->ranks.ranks > 1) rc = agree_on_way(a, rc);
     return rc == TM_OK ? try_slabs(a) : rc;
 }
@@ -325,7 +328,7 @@ static tm_status choose_within(attempts *a, tm_status rc) {
 /* Tensors that should stay give way where they would not fit, on any rank: the minimum does not depend on them. */
 static tm_status choose_keeping(attempts *plain, attempts *keeping) {
     tm_job *job = plain->ways.ask->job;
-    tm_status rc = choose_within(keeping, way_list_minimum(&plain->ways));
+    tm_status rc = choose_within(keeping, way_list_minimum(&plain->ways, false));
     if (keeping->agreed_way != UINT32_MAX) rc = agree_on_fit(job, rc);
     bool elsewhere = job->ranks.agreed && *job->ranks.agreed; /* some rank's budget was too small for something else */
     if (rc != TM_EBUDGET || elsewhere) return rc;
@@ -370,12 +373,33 @@ tm_status planner_choose(const planner_ask *ask, planner_choice *out) {
     return rc;
 }
 
+tm_status planner_count(const planner_ask *ask, planner_choice *out) {
+    tm_job *job = ask->job;
+    job_opts less = job->opts;
+    less.persist_elements = 0;
+    attempts a = {.ways.ask = ask, .opts = &less, .out = out, .agreed_way = UINT32_MAX};
+    *out = (planner_choice){0};
+    tm_phase_begin(&job->progress.planning, "planning", "plans", 0);
+    tm_status rc = divide_budget(ask, &out->budget);
+    if (rc == TM_OK) rc = way_list_open(&a.ways, ask, a.opts, &out->budget);
+    if (rc == TM_OK) rc = way_list_minimum(&a.ways, true);
+    if (rc == TM_OK && a.ways.too_many) rc = check_least(&a);
+    out->minimum_host_bytes = a.ways.too_many ? a.ways.minimum_anyway + out->budget.fixed_bytes : 0;
+    out->minimum_device_bytes = a.ways.too_many ? a.ways.minimum_device : 0;
+    if (rc == TM_OK) rc = job_add_state(job, &job->opts, false); /* as it was before */
+    way_list_close(&a.ways);
+    tm_phase_end(&job->progress.planning);
+    rc = job_agree(job, rc);
+    if (rc == TM_EBUDGET && job->ranks.ranks > 1) TM_TRY(share_refusal(job, &out->refusal));
+    return rc;
+}
+
 tm_status planner_minimum(const planner_ask *ask, uint64_t *host_bytes) {
     way_list w = {0};
     job_budget budget;
     TM_TRY(divide_budget(ask, &budget));
     TM_TRY(way_list_open(&w, ask, &ask->job->opts, &budget));
-    tm_status rc = way_list_minimum(&w);
+    tm_status rc = way_list_minimum(&w, false);
     *host_bytes = w.minimum == UINT64_MAX ? UINT64_MAX : w.minimum + budget.fixed_bytes;
     way_list_close(&w);
     return rc;

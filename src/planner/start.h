@@ -53,6 +53,9 @@ typedef struct planner_choice {
  * with ranks: all run one way, or all have the same refusal. */
 TM_MUST_USE tm_status planner_choose(const planner_ask *ask, planner_choice *out);
 void planner_drop(planner_choice *c);
+/* Before anything is measured: TM_EBUDGET where counting says that there is no room for so many micro-batches in any way
+ * (out->refusal, and the least budgets: as planner_choose would say). Nothing is chosen. Collective with ranks. */
+TM_MUST_USE tm_status planner_count(const planner_ask *ask, planner_choice *out);
 /* Of the budget what is not for frames and plans, with micro-batches of up to so many tokens, as far as the job's state
  * is laid out. */
 uint64_t planner_fixed_bytes(const tm_job *job, uint32_t tokens);

@@ -238,6 +238,7 @@ void *const *op_operands(const op_call *c, operand_name name);
 uint32_t op_count(const op_call *c, const op_operand_row *o);
 uint64_t op_bytes(const op_call *c, const op_operand_row *o, uint32_t i);
 double op_amount(const tm_job *job, const tm_op *op);
+uint32_t op_micro_batch(const tm_job *job, const tm_op *op); /* UINT32_MAX: it is of all, or of none */
 
 /* "forward layers.11.attn mb 0" for the operation into buf; `job` is a tm_job. */
 const char *job_op_word(uint16_t code); /* "forward" */

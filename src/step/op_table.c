@@ -104,6 +104,13 @@ const char *job_op_word(uint16_t code) {
     return row ? row->word : "operation";
 }
 
+uint32_t op_micro_batch(const tm_job *job, const tm_op *op) {
+    const op_row *row = op_row_of(op->code);
+    op_args a = op_args_of(op);
+    if (row && row->label == OP_OF_STAGE) return a.stage.lane / job->n_lanes;
+    return row && row->label == OP_OF_BATCH ? a.batch.micro_batch : UINT32_MAX;
+}
+
 void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
     const tm_model *m = ((const tm_job *)ctx)->model;
     const op_row *row = op_row_of(op->code);
@@ -112,8 +119,7 @@ void job_op_name(void *ctx, const tm_op *op, char *buf, size_t cap) {
     switch (row ? (op_label)row->label : OP_OF_ALL) {
     case OP_OF_STAGE: {
         const tm_unit *u = tm_model_unit(m, a.stage.unit);
-        snprintf(buf, cap, "%s %s.%s mb %u", word, u->name, u->stage[a.stage.stage].name,
-                 a.stage.lane / ((const tm_job *)ctx)->n_lanes);
+        snprintf(buf, cap, "%s %s.%s mb %u", word, u->name, u->stage[a.stage.stage].name, op_micro_batch(ctx, op));
         return;
     }
     case OP_OF_TILE:

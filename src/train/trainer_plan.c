@@ -188,6 +188,15 @@ tm_status trainer_plan_job(trainer *t, job_refusal *refusal) {
     return rc;
 }
 
+/* Too many are refused before anything is timed. */
+static tm_status count_micro_batches(trainer *t) {
+    pass_opts way[RUN_MAX_WAYS];
+    job_shape shape = session_step_shape(&t->s);
+    planner_choice none;
+    tm_status rc = planner_count(&(planner_ask){.job = t->job, .way = way, .n = run_ways(&t->s, &shape, way)}, &none);
+    return rc == TM_EBUDGET ? run_blame_tasks(&t->s, refuse_forced(t, &none.refusal)) : rc;
+}
+
 tm_status trainer_open_job(trainer *t) {
     tm_config *c = t->s.cfg;
     job_opts o = trainer_job_options(t);
@@ -198,6 +207,8 @@ tm_status trainer_open_job(trainer *t) {
             job_agree(t->job, elastic_open(&t->from.elastic, t->job->model, t->from.old.directory, t->from.old.ranks)));
         o.elastic = t->from.elastic;
     }
+    t->job->opts = o;
+    TM_TRY(count_micro_batches(t));
     TM_TRY(trainer_watch_open(t, &o));
     TM_TRY(tm_config_resolve_model(c, tm_model_get_config(t->job->model)->hidden_size));
     TM_TRY(mark_no_decay(t));
@@ -219,7 +230,6 @@ tm_status trainer_open_job(trainer *t) {
                              .ctx = &more,
                              .chosen = look_at_plan,
                              .chosen_ctx = &chosen};
-    t->job->opts = o;
     tm_status rc = job_start(&ask, &choice);
     t->plans.step = choice.plan;
     choice.plan = NULL;

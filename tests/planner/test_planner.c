@@ -4,6 +4,7 @@
 #include "comm/comm.h"
 #include "kernels/kernels.h"
 #include "optim/optimizer.h"
+#include "planner/choice_internal.h"
 #include "planner/cost.h"
 #include "planner/start.h"
 #include "tests/train/run.h"
@@ -202,6 +203,64 @@ static void most_micro_batches(void **state) {
     assert_true(a.peak <= q.host_bytes);
 }
 
+/* What is in use at the fullest moment of a way's programs, of each operation. */
+typedef struct fullest {
+    const way_list *w;
+    uint64_t bytes;
+} fullest;
+
+static tm_status see_fullest(void *ctx, way_program which, const tm_program *p, uint64_t share) {
+    fullest *x = ctx;
+    const job_account account = {.needs.share = share};
+    uint32_t n = tm_program_ops(p);
+    uint64_t *loads = tm_calloc(n + 1, sizeof *loads), arena = 0;
+    tm_plan_opts po;
+    if (which == WAY_EVALUATION) return tm_free(loads), TM_OK;
+    job_plan_opts(x->w->ask->job, x->w->opts, &account, &po);
+    if (po.device_bytes) RUN_EXPECT_STATUS(tm_plan_device_minimum(p, &arena));
+    if (po.device_bytes) po.device_bytes = tm_max_u64(po.device_bytes, arena);
+    uint64_t least = 0, most = 0;
+    RUN_EXPECT_STATUS(tm_plan_loads(x->w->ask->job->layout, p, &po, loads));
+    RUN_EXPECT_STATUS(tm_plan_minimum(x->w->ask->job->layout, p, &po, &least));
+    for (uint32_t i = 0; i < n; i++) most = tm_max_u64(most, loads[i]);
+    if (most > least)
+        fail_msg("%llu bytes are in use, the least slab has %llu", (unsigned long long)most, (unsigned long long)least);
+    bool grows = which == WAY_STEP || which == WAY_FIRST_STEP;
+    x->bytes = tm_max_u64(x->bytes, grows ? most : least);
+    tm_free(loads);
+    return TM_OK;
+}
+
+/* Of any number of micro-batches the bytes that no slab can be without are known from five and six of them, exactly. */
+static void frames_are_counted(void **state) {
+    static const uint64_t devices[] = {0, 64 * TM_MIB};
+    static const uint32_t numbers[] = {7, 16, 61};
+    (void)state;
+    for (unsigned d = 0; d < TM_COUNT(devices); d++) {
+        question q = {.host_bytes = UINT64_MAX, .micro_batches = 4, .device_bytes = devices[d]};
+        job_opts o = options_of(&q);
+        pass_opts way[8];
+        tm_job *job;
+        RUN_EXPECT_STATUS(job_open(&job, &o));
+        planner_ask of = {.job = job, .name = "step", .way = way, .n = ways_of(&q, way)};
+        way_list w = {.ask = &of, .opts = &job->opts};
+        tm_phase_begin(&job->progress.planning, "planning", "plans", 0);
+        for (uint32_t i = 0; i < 3 * of.n; i++) {
+            pass_opts as = way[i / 3];
+            fullest found = {.w = &w};
+            uint64_t counted;
+            as.shape.micro_batches = numbers[i % 3];
+            RUN_EXPECT_STATUS(way_frames(&w, &way[i / 3], as.shape.micro_batches, &counted));
+            RUN_EXPECT_STATUS(way_programs(&w, &as, see_fullest, &found));
+            if (counted != found.bytes)
+                fail_msg("way %u of %u micro-batches: %llu bytes counted, %llu found", i / 3, as.shape.micro_batches,
+                         (unsigned long long)counted, (unsigned long long)found.bytes);
+        }
+        tm_phase_end(&job->progress.planning);
+        job_close(job);
+    }
+}
+
 /* The same limit on all ranks (here: the imagined ones say what this one does). */
 static void refused_with_ranks(void **state) {
     bool agreed = false;
@@ -333,8 +392,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(walks_are_counted),  cmocka_unit_test(labels_teach_the_head),
                                        cmocka_unit_test(least_host_budget),  cmocka_unit_test(any_host_budget),
                                        cmocka_unit_test(asked_again),        cmocka_unit_test(least_device_budget),
-                                       cmocka_unit_test(most_micro_batches), cmocka_unit_test(refused_with_ranks),
-                                       cmocka_unit_test(without_a_disk)};
+                                       cmocka_unit_test(most_micro_batches), cmocka_unit_test(frames_are_counted),
+                                       cmocka_unit_test(refused_with_ranks), cmocka_unit_test(without_a_disk)};
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, open_model, run_clean);
 }

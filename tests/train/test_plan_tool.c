@@ -398,8 +398,8 @@ static void test_state_is_larger_than_the_disk(void **state) {
 
 /* Of many micro-batches nothing is built where their plans alone are more than the budget: a million are refused as
  * fast as ten thousand, in little memory, with the number that fits; that many do fit, and one more does not. */
-static scene many(const char *budget, const char *update) {
-    scene s = scene_open(shape_json(64, 128, 2, 4, 2, 512), 1, 16);
+static scene many_of(const char *shape, const char *budget, const char *update) {
+    scene s = scene_open(shape, 1, 16);
     write_rows(&s);
     run_write(
         s.config,
@@ -411,36 +411,61 @@ static scene many(const char *budget, const char *update) {
     return s;
 }
 
+static scene many(const char *budget, const char *update) {
+    return many_of(shape_json(64, 128, 2, 4, 2, 512), budget, update);
+}
+
+/* `train` refuses a million at once: the number that fits. */
+static int64_t a_million_is_refused(const scene *s, uint64_t budget) {
+    const char *first, *set = "--set gradient_accumulation_steps=";
+    const char *arguments[] = {"train", s->config, "--set", "gradient_accumulation_steps=1000000", NULL};
+    double before = cpu_seconds();
+    run_result r = run_argv(&(run_opts){.env = s->env}, arguments);
+    double seconds = cpu_seconds() - before;
+    assert_int_equal(r.status, 2);
+    assert_int_equal(run_error_lines(r.err, &first), 1);
+    const char *line = strstr(first, set);
+    if (!line) fail_msg("%s", first);
+    int64_t most = strtoll(line + strlen(set), NULL, 10);
+    print_message("  refused after %.2f s of a processor, %lld fit\n", seconds, (long long)most);
+#ifndef TIDEMILL_SANITIZED
+    if (seconds > 2) fail_msg("%.1f s of a processor", seconds);
+    if (r.peak_bytes > budget) fail_msg("%llu bytes", (unsigned long long)r.peak_bytes);
+#endif
+    run_free(&r);
+    return most;
+}
+
+static void that_many_fit(const scene *s, int64_t most, int64_t more, int64_t budget) {
+    const char *set = "gradient_accumulation_steps";
+    tm_json_doc *doc;
+    const tm_json *o = plan(s, 0, NULL, run_format("%s=%lld", set, (long long)most), &doc, NULL);
+    assert_true(count(o, "minimum_host_bytes") <= budget);
+    tm_json_free(doc);
+    o = plan(s, 2, NULL, run_format("%s=%lld", set, (long long)more), &doc, NULL);
+    int64_t fit = count(tm_json_get(o, "smallest_change"), set), least = count(o, "minimum_host_bytes");
+    tm_json_free(doc);
+    if (fit < most || fit >= more || least <= budget)
+        fail_msg("%lld fit; of %lld %lld, and they need %lld bytes", (long long)most, (long long)more, (long long)fit,
+                 (long long)least);
+}
+
 static void test_micro_batches_are_too_many(void **state) {
     (void)state;
     static const char *const update[] = {"auto", "F"};
     for (unsigned i = 0; i < TM_COUNT(update); i++) {
         scene s = many("58MiB", update[i]);
-        const char *set = "gradient_accumulation_steps", *first;
-        const char *arguments[] = {"train", s.config, "--set", run_format("%s=1000000", set), NULL};
-        tm_json_doc *doc;
-        double before = cpu_seconds();
-        run_result r = run_argv(&(run_opts){.env = s.env}, arguments);
-        double seconds = cpu_seconds() - before;
-        print_message("  refused after %.2f s of a processor\n", seconds);
-        assert_int_equal(r.status, 2);
-        assert_int_equal(run_error_lines(r.err, &first), 1);
-        const char *line = strstr(first, "--set gradient_accumulation_steps=");
-        if (!line) fail_msg("%s", first);
-        unsigned long most = strtoul(strchr(line, '=') + 1, NULL, 10);
-#ifndef TIDEMILL_SANITIZED
-        if (seconds > 2) fail_msg("%.1f s of a processor", seconds);
-        if (r.peak_bytes > 58 * TM_MIB) fail_msg("%llu bytes", (unsigned long long)r.peak_bytes);
-#endif
-        run_free(&r);
-        const tm_json *o = plan(&s, 0, NULL, run_format("%s=%lu", set, most), &doc, NULL);
-        assert_true(count(o, "minimum_host_bytes") <= 58 * (int64_t)TM_MIB);
-        tm_json_free(doc);
-        o = plan(&s, 2, NULL, run_format("%s=%lu", set, most + 1), &doc, NULL);
-        assert_int_equal(count(tm_json_get(o, "smallest_change"), set), most);
-        assert_true(count(o, "minimum_host_bytes") > 58 * (int64_t)TM_MIB);
-        tm_json_free(doc);
+        int64_t most = a_million_is_refused(&s, 58 * TM_MIB);
+        that_many_fit(&s, most, most + 1, 58 * (int64_t)TM_MIB);
     }
+}
+
+/* Of a wide model frames are what there is no room for. How well they pack is not the same for any two numbers. */
+static void test_micro_batches_are_too_wide(void **state) {
+    (void)state;
+    scene s = many_of(shape_json(2048, 2048, 2, 16, 16, 1000), "380MiB", "auto");
+    int64_t most = a_million_is_refused(&s, 380 * TM_MIB);
+    that_many_fit(&s, most, most + most / 100 + 1, 380 * (int64_t)TM_MIB);
 }
 
 /* Plans of many micro-batches are most of the least budget: at it the run holds it, planning included. */
@@ -534,6 +559,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_teardown(test_a_paged_base_keeps_what_is_worth_it, run_clean),
         cmocka_unit_test_teardown(test_bytes_are_those_of_train, run_clean),
         cmocka_unit_test_teardown(test_micro_batches_are_too_many, run_clean),
+        cmocka_unit_test_teardown(test_micro_batches_are_too_wide, run_clean),
         cmocka_unit_test_teardown(test_many_micro_batches_hold_the_budget, run_clean),
         cmocka_unit_test_teardown(test_a_wrong_plan_is_not_run, run_clean),
         cmocka_unit_test_teardown(test_large, run_clean),
