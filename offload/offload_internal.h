@@ -109,6 +109,7 @@ typedef struct live_range {
     uint32_t first_use;  /* position of the first compute op that touches it (start is earlier with look-ahead) */
     uint64_t bytes, address;
     uint32_t interval; /* whose accesses decide fills and write-backs; TM_NONE: a kept temporary, no disk */
+    uint32_t block;    /* pack.c's */
     bool fill, dirty;
     uint8_t tier;
 } live_range;
@@ -123,6 +124,7 @@ typedef struct placement {
     uint64_t base;         /* first byte above resident state */
     uint64_t peak;         /* bytes of slab needed, base included */
     uint64_t device_peak;  /* bytes of the device's arena */
+    uint32_t pack_way;     /* by which the slab was packed */
 } placement;
 
 /* What stays in memory, and how much is read ahead. */
@@ -134,6 +136,8 @@ typedef struct residency {
     uint64_t room;       /* ... stay within so many bytes of slab */
     uint64_t minimum;    /* least slab that a plan needs; known after a refusal too */
     uint64_t visit;      /* the most that one operation has to have read, with nothing kept */
+    uint32_t pack_way;   /* the way of packing that fitted last */
+    bool only_fitting;   /* frames that do not fit the slab are of no use */
 } residency;
 
 /* place.c: builds live ranges for the chosen residency, gives look-ahead where there is room, assigns addresses. */
@@ -141,9 +145,20 @@ tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *op
 void place_free(placement *pl);
 /* In order of the position at `key` (an offset in a live range) of each, those with the same one as they come. */
 tm_status place_sort(live_range **out, live_range *const *in, uint32_t n, uint32_t positions, size_t key);
-/* Packs frames over [start, retire_at] from `base` on, in ways that end lower and lower until one is below `top` (0:
- * the simple ones). */
-tm_status place_pack(live_range **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak);
+/* pack.c: frames over [start, retire_at], from `base` on. Ways of packing are tried until one ends at `top` or below (0:
+ * the simple ones, all); the one that ends lowest is kept. */
+enum { PACK_WAYS = 4 };
+typedef struct pack_ask {
+    uint32_t n, positions;
+    uint64_t base, top;
+    uint32_t begin;  /* the way that is tried first */
+    bool only_below; /* what ends above `top` is of no use: then there are no addresses, and the peak is UINT64_MAX */
+} pack_ask;
+typedef struct pack_found {
+    uint64_t peak;
+    uint32_t way;
+} pack_found;
+tm_status place_pack(live_range **item, const pack_ask *ask, pack_found *found);
 
 /* shared.c: what a budget pays for shared frames, the program's own or another's. */
 uint64_t shared_share(const tm_program *p, const tm_plan_opts *opts);

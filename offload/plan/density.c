@@ -105,7 +105,8 @@ TM_HEAP(best, uint32_t, comes_first)
 static void start_load(density *d) {
     load_clear(&d->load);
     for (uint32_t i = 0; i < d->n_base; i++)
-        load_add(&d->load, d->base[i].from, d->base[i].to, (int64_t)d->base[i].bytes);
+        load_first(&d->load, d->base[i].from, d->base[i].to, (int64_t)d->base[i].bytes);
+    load_begin(&d->load);
 }
 
 static void start_time(density *d) {

@@ -40,6 +40,19 @@ static void settle_node(load_tree *l, uint32_t node) {
     l->top[node] = max_i64(l->top[2 * node], l->top[2 * node + 1]) + l->add[node];
 }
 
+/* Until load_begin a leaf has what it differs by from the one before. */
+void load_first(load_tree *l, uint32_t from, uint32_t to, int64_t bytes) {
+    TM_ASSERT(from <= to && to + 2 < l->leaves);
+    l->top[l->leaves + from + 1] += bytes;
+    l->top[l->leaves + to + 2] -= bytes;
+}
+
+void load_begin(load_tree *l) {
+    int64_t now = 0;
+    for (uint32_t i = l->leaves; i < 2 * l->leaves; i++) l->top[i] = now += l->top[i];
+    for (uint32_t node = l->leaves; node-- > 1;) settle_node(l, node);
+}
+
 void load_add(load_tree *l, uint32_t from, uint32_t to, int64_t bytes) {
     TM_ASSERT(from <= to && to + 2 < l->leaves);
     uint32_t a = l->leaves + from, b = l->leaves + to + 2; /* the leaves beside the range */

@@ -26,9 +26,13 @@ static tm_status pack_device_intervals(lowering *w, uint64_t top) {
         s->frame.retire_at = s->retire_at;
         item[n++] = &s->frame;
     }
-    tm_status rc =
-        place_pack(item, n, w->p->n_op, TM_DEVICE_BASE + w->resident_bytes, top ? TM_DEVICE_BASE + top : 0, &w->peak);
-    w->peak -= TM_DEVICE_BASE;
+    pack_found found;
+    const pack_ask ask = {.n = n,
+                          .positions = w->p->n_op,
+                          .base = TM_DEVICE_BASE + w->resident_bytes,
+                          .top = top ? TM_DEVICE_BASE + top : 0};
+    tm_status rc = place_pack(item, &ask, &found);
+    w->peak = found.peak - TM_DEVICE_BASE;
     tm_free(item);
     return rc;
 }

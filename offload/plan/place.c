@@ -1,6 +1,5 @@
 /* Live ranges and their addresses: live ranges over program positions, packed into the slab. */
 #include "offload/plan/load_internal.h"
-#include "offload/plan/spans_internal.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -187,8 +186,9 @@ static void lay_load(ahead *a) {
     for (uint32_t i = 0; i < a->pl->n; i++) {
         const live_range *r = &a->pl->item[i];
         if (r->tier != TM_TIER_HOST) continue;
-        load_add(&a->load, r->first_use, r->end, (int64_t)r->bytes);
+        load_first(&a->load, r->first_use, r->end, (int64_t)r->bytes);
     }
+    load_begin(&a->load);
 }
 
 static bool fits_from(const ahead *a, const live_range *r, uint32_t from) {
@@ -275,176 +275,28 @@ done:
     return rc;
 }
 
-/* ---- packing: best fit over a free list, walking the positions ----------------------------------------------- */
-
-/* Gaps are spans, with one that is endless, of memory that nobody has needed yet. */
-static uint64_t cut_gap(spans *f, uint32_t i, uint64_t bytes, bool high) {
-    uint64_t begin = f->item[i].begin, end = f->item[i].end, at = high ? end - bytes : begin;
-    if (end - begin == bytes)
-        spans_drop(f, i);
-    else
-        spans_resize(f, i, high ? begin : begin + bytes, high ? at : end);
-    return at;
-}
-
-/* The tightest gap. */
-static uint64_t take_space(spans *f, uint64_t bytes) {
-    return cut_gap(f, spans_tightest(f, bytes), bytes, false);
-}
-
-/* The highest gap below `top`, as high as it goes; where there is none, the endless one. Nothing crosses `top`. */
-static uint64_t take_high(spans *f, uint64_t bytes, uint64_t top) {
-    uint32_t i = spans_highest(f, bytes, top);
-    return i ? cut_gap(f, i, bytes, true) : cut_gap(f, spans_after(f, UINT64_MAX - 1), bytes, false);
-}
-
-static bool give_space(spans *f, uint64_t begin, uint64_t end) {
-    TM_ASSERT(begin < end);
-    uint32_t left = spans_ending(f, begin), right = spans_beginning(f, end);
-    if (left && right) {
-        end = f->item[right].end;
-        spans_drop(f, right);
-    }
-    if (left)
-        spans_resize(f, left, f->item[left].begin, end);
-    else if (right)
-        spans_resize(f, right, begin, f->item[right].end);
-    else
-        return spans_put(f, begin, end, 0);
-    return true;
-}
-
-static int larger(const void *a, const void *b) {
-    const live_range *x = *(live_range *const *)a, *y = *(live_range *const *)b;
-    if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
-    return x < y ? -1 : x > y;
-}
-
-/* Among those that begin together, then as they come. */
-static void larger_first(live_range **order, uint32_t n) {
-    for (uint32_t from = 0, to; from < n; from = to) {
-        for (to = from + 1; to < n && order[to]->start == order[from]->start;) to++;
-        if (to > from + 1) qsort(order + from, to - from, sizeof *order, larger);
-    }
-}
-
-typedef struct packing {
-    live_range **order, **ends; /* by their beginnings; by their ends */
-    uint32_t n;
-    uint64_t base;
-    uint64_t top; /* not 0: live ranges of at least `span` positions come down from here, the others up from base */
-    uint32_t span;
-    uint64_t peak;
-} packing;
-
-/* Frames are given in order of their beginnings. */
-static tm_status pack_frames(packing *k) {
-    spans f = {.sized = true, .ranked = k->top > 0};
-    bool ok = true;
-    TM_TRY(tm_stop_check());
-    if (k->top) ok &= give_space(&f, k->base, k->top);
-    /* what does not fit below the top goes above it, apart: give() never joins across */
-    ok &= give_space(&f, k->top ? k->top + TM_FRAME_ALIGN : k->base, UINT64_MAX);
-    k->peak = k->base;
-    uint32_t freed = 0;
-    for (uint32_t i = 0; i < k->n && ok; i++) {
-        live_range *r = k->order[i];
-        for (; ok && k->ends[freed]->retire_at < r->start; freed++)
-            ok = give_space(&f, k->ends[freed]->address, k->ends[freed]->address + k->ends[freed]->bytes);
-        if (!ok) break;
-        bool high = k->top && r->retire_at - r->start >= k->span;
-        r->address = high ? take_high(&f, r->bytes, k->top) : take_space(&f, r->bytes);
-        if (r->address + r->bytes > k->peak) k->peak = r->address + r->bytes;
-    }
-    spans_close(&f);
-    return ok ? TM_OK : tm_nomem(sizeof(span));
-}
-
-/* Those of k whose length is (`longer`) at least span, in the same orders, into room for as many. */
-static packing part_of(const packing *k, bool longer, live_range **room) {
-    packing part = {.order = room, .ends = room + k->n, .base = k->base};
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < k->n; i++) {
-        const live_range *a = k->order[i], *b = k->ends[i];
-        if ((a->retire_at - a->start >= k->span) == longer) part.order[part.n++] = k->order[i];
-        if ((b->retire_at - b->start >= k->span) == longer) part.ends[n++] = k->ends[i];
-    }
-    return part;
-}
-
-/* Live ranges of at least `span` positions first, at the bottom, so that they do not cut up the space that the streams
- * use. */
-static tm_status pack_stacked(packing *k, live_range **room) {
-    packing lower = part_of(k, true, room);
-    TM_TRY(pack_frames(&lower));
-    packing upper = part_of(k, false, room);
-    upper.base = lower.peak;
-    tm_status rc = pack_frames(&upper);
-    k->peak = upper.peak;
-    return rc;
-}
-
-/* No packing ends lower: all that is there at some position. */
-static tm_status least_peak(const packing *k, uint32_t positions, uint64_t *bound) {
-    uint64_t *change = tm_calloc((size_t)positions + 2, sizeof *change), now = k->base; /* modulo 2^64 */
-    if (!change) return tm_nomem(sizeof *change * positions);
-    for (uint32_t i = 0; i < k->n; i++) {
-        change[k->order[i]->start] += k->order[i]->bytes;
-        change[k->order[i]->retire_at + 1] -= k->order[i]->bytes;
-    }
-    *bound = k->base;
-    for (uint32_t i = 0; i <= positions; i++) *bound = tm_max_u64(*bound, now += change[i]);
-    tm_free(change);
-    return TM_OK;
-}
-
-/* Ways of packing, until one ends below `top` (0: all that do not need it); the one that ends lowest is kept. */
-tm_status place_pack(live_range **item, uint32_t n, uint32_t positions, uint64_t base, uint64_t top, uint64_t *peak) {
-    static const struct {
-        bool stacked, two_ends;
-        uint32_t part;
-    } ways[] = {{false, false, 1}, {true, false, 8}, {false, true, 8}, {false, true, 32}};
-    packing k = {.order = tm_malloc(sizeof *k.order * ((size_t)n + 1) * 4), .n = n, .base = base};
-    uint64_t *best = tm_malloc(sizeof *best * ((size_t)n + 1));
-    tm_status rc = k.order && best ? TM_OK : tm_nomem(sizeof *best * n);
-    uint64_t bound = 0;
-    *peak = n > 0 ? UINT64_MAX : base;
-    if (rc == TM_OK && n > 0) {
-        k.ends = k.order + n + 1;
-        rc = place_sort(k.order, item, n, positions, offsetof(live_range, start));
-        if (rc == TM_OK) rc = place_sort(k.ends, item, n, positions, offsetof(live_range, retire_at));
-        if (rc == TM_OK) larger_first(k.order, n);
-        if (rc == TM_OK) rc = least_peak(&k, positions, &bound);
-    }
-    for (size_t way = 0; way < TM_COUNT(ways) && rc == TM_OK && *peak > top && n > 0; way++) {
-        if ((ways[way].two_ends && top <= base) || *peak == bound) break;
-        k.top = ways[way].two_ends ? top : 0;
-        k.span = positions / ways[way].part;
-        rc = ways[way].stacked ? pack_stacked(&k, k.ends + n + 1) : pack_frames(&k);
-        if (rc != TM_OK || k.peak >= *peak) continue;
-        *peak = k.peak;
-        for (uint32_t i = 0; i < n; i++) best[i] = item[i]->address;
-    }
-    for (uint32_t i = 0; rc == TM_OK && i < n; i++) item[i]->address = best[i];
-    for (uint32_t i = 0; i < n && rc == TM_OK; i++)
-        TM_ASSERT(item[i]->address >= base && item[i]->start <= item[i]->retire_at);
-    tm_free(best);
-    tm_free(k.order);
-    return rc;
-}
+/* ---- addresses ------------------------------------------------------------------------------------------------ */
 
 /* Host frames lie in the slab; a device's have addresses of their own, from TM_DEVICE_BASE on. Those that are shared
  * have got theirs. */
-static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_plan_opts *opts) {
+static tm_status assign_addresses(placement *pl, const tm_program *p, const tm_plan_opts *opts, const residency *r) {
     live_range **item = tm_malloc(sizeof *item * ((size_t)pl->n + 1));
     tm_status rc = item ? TM_OK : tm_nomem(sizeof *item * pl->n);
     for (int tier = 0; tier <= TM_TIER_DEVICE && rc == TM_OK; tier++) {
         uint32_t n = 0;
         for (uint32_t i = 0; i < pl->n; i++)
             if (pl->item[i].tier == tier && !pl->item[i].address) item[n++] = &pl->item[i];
-        uint64_t base = tier == TM_TIER_HOST ? pl->base : TM_DEVICE_BASE;
-        uint64_t top = tier == TM_TIER_HOST ? opts->slab_bytes / TM_FRAME_ALIGN * TM_FRAME_ALIGN : 0;
-        rc = place_pack(item, n, p->n_op, base, top, tier == TM_TIER_HOST ? &pl->peak : &pl->device_peak);
+        bool host = tier == TM_TIER_HOST;
+        const pack_ask ask = {.n = n,
+                              .positions = p->n_op,
+                              .base = host ? pl->base : TM_DEVICE_BASE,
+                              .top = host ? opts->slab_bytes / TM_FRAME_ALIGN * TM_FRAME_ALIGN : 0,
+                              .begin = host ? r->pack_way : 0,
+                              .only_below = host && r->only_fitting};
+        pack_found found;
+        rc = place_pack(item, &ask, &found);
+        *(host ? &pl->peak : &pl->device_peak) = found.peak;
+        if (host) pl->pack_way = found.way;
     }
     pl->device_peak = tm_max_u64(pl->device_peak - TM_DEVICE_BASE, p->device_bytes);
     tm_free(item);
@@ -460,7 +312,7 @@ tm_status place_build(placement *pl, const tm_program *p, const tm_plan_opts *op
     memcpy(pl->temp_paged, r->temp_paged, p->n_temp);
     TM_GO(build_live_ranges(pl, p, r->resident));
     TM_GO(give_window(pl, p, opts, r->window, r->room > r->base ? r->room - r->base : 0));
-    TM_GO(assign_addresses(pl, p, opts));
+    TM_GO(assign_addresses(pl, p, opts, r));
 done:
     if (rc != TM_OK) place_free(pl);
     return rc;

@@ -9,6 +9,7 @@ enum { BLOCK = 256 };
 void ranges_close(range_map *m) {
     for (uint32_t b = 0; b < m->n; b++) tm_free(m->block[b].r);
     tm_free(m->block);
+    tm_free(m->seen);
     *m = (range_map){0};
 }
 
@@ -32,12 +33,41 @@ static inline bool range_ends_before(const void *ctx, size_t i) {
     return w->range[i].end <= w->address;
 }
 
-range_at ranges_find(const range_map *m, uint64_t address) {
+static range_at find_anew(const range_map *m, uint64_t address) {
     wanted blocks = {.block = m->block, .address = address};
     uint32_t at = (uint32_t)tm_lower_bound(m->n, block_ends_before, &blocks);
     if (at == m->n) return (range_at){m->n, 0};
     wanted ranges = {.range = m->block[at].r, .address = address};
     return (range_at){at, (uint32_t)tm_lower_bound(m->block[at].n, range_ends_before, &ranges)};
+}
+
+/* About as many as there are ranges; without memory for more it is slower. */
+static void grow_seen(range_map *m) {
+    uint32_t n = m->n_seen ? 2 * m->n_seen : BLOCK;
+    range_at *seen = tm_calloc(n, sizeof *seen);
+    if (!seen) {
+        tm_error_clear();
+        return;
+    }
+    tm_free(m->seen);
+    m->seen = seen;
+    m->n_seen = n;
+}
+
+static inline uint32_t place_of(const range_map *m, uint64_t address) {
+    return (uint32_t)(address / TM_FRAME_ALIGN * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (m->n_seen - 1);
+}
+
+range_at ranges_find(range_map *m, uint64_t address) {
+    if (m->n_seen < m->ranges && m->ranges > BLOCK) grow_seen(m);
+    if (m->n_seen == 0) return find_anew(m, address);
+    range_at *seen = &m->seen[place_of(m, address)];
+    if (seen->block < m->n && seen->i < m->block[seen->block].n) {
+        const range *r = &m->block[seen->block].r[seen->i];
+        if (r->begin <= address && address < r->end) return *seen;
+    }
+    *seen = find_anew(m, address);
+    return *seen;
 }
 
 static bool insert_block(range_map *m, uint32_t at) {
@@ -78,12 +108,14 @@ static void insert_range(range_map *m, range_at at, const range *r) {
     memmove(&b->r[at.i + 1], &b->r[at.i], (b->n - at.i) * sizeof *b->r);
     b->r[at.i] = *r;
     b->n++;
+    m->ranges++;
 }
 
 static void take_out(range_map *m, range_at at) {
     range_block *b = &m->block[at.block];
     TM_ASSERT(at.block < m->n && at.i < b->n);
     b->n--;
+    m->ranges--;
     memmove(&b->r[at.i], &b->r[at.i + 1], (b->n - at.i) * sizeof *b->r);
     if (b->n > 0) return;
     tm_free(b->r);

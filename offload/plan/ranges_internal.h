@@ -17,20 +17,22 @@ typedef struct range_block {
     uint32_t n;
 } range_block;
 
-typedef struct range_map {
-    range_block *block;
-    uint32_t n;
-    size_t cap;
-    bool nomem; /* something was left out; the map is of no use */
-} range_map;
-
 typedef struct range_at {
     uint32_t block, i;
 } range_at;
 
+typedef struct range_map {
+    range_block *block;
+    uint32_t n, ranges;
+    size_t cap;
+    range_at *seen; /* by address: where what is there was last, most often it still is */
+    uint32_t n_seen;
+    bool nomem; /* something was left out; the map is of no use */
+} range_map;
+
 void ranges_close(range_map *m);
 /* The first range that ends after `address`. */
-range_at ranges_find(const range_map *m, uint64_t address);
+range_at ranges_find(range_map *m, uint64_t address);
 range *ranges_get(const range_map *m, range_at at); /* NULL past the last */
 static inline bool ranges_is(const range *r, uint64_t begin, uint64_t end) {
     return r && r->begin == begin && r->end == end;

@@ -46,13 +46,23 @@ static tm_status pack(const chooser *ch, uint64_t window, uint64_t room, placeme
     return place_build(pl, ch->p, ch->opts, &r);
 }
 
-/* Bytes of slab that it takes. */
-static tm_status peak_of(const chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
+/* Bytes of slab that it takes. The way by which it fits is tried first from then on: by it the same fits again. */
+static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
     placement pl;
     TM_TRY(pack(ch, window, room, &pl));
     *peak = pl.peak;
+    if (pl.peak <= ch->opts->slab_bytes) ch->r->pack_way = pl.pack_way;
     place_free(&pl);
     return TM_OK;
+}
+
+static tm_status fits(chooser *ch, uint64_t window, uint64_t room, bool *fit) {
+    uint64_t peak;
+    ch->r->only_fitting = true;
+    tm_status rc = peak_of(ch, window, room, &peak);
+    ch->r->only_fitting = false;
+    *fit = rc == TM_OK && peak <= ch->opts->slab_bytes;
+    return rc;
 }
 
 /* Starting point: pinned state resident, temporaries with several intervals paged where that is allowed. */
@@ -109,15 +119,12 @@ static uint64_t widest(const chooser *ch) {
 
 /* More look-ahead where there is room for it anyway. */
 static tm_status widest_window(chooser *ch, uint64_t *window, uint64_t room) {
-    uint64_t low = *window, high = tm_min_u64(widest(ch), ch->opts->slab_bytes / 2), peak;
-    uint64_t next = high;
+    uint64_t low = *window, high = tm_min_u64(widest(ch), ch->opts->slab_bytes / 2), next = high;
     for (int i = 0; i < WINDOW_TRIES && high > low; i++) {
-        TM_TRY(peak_of(ch, next, room, &peak));
-        if (peak <= ch->opts->slab_bytes)
-            low = next;
-        else
-            high = next;
-        if (low == next && i == 0) break;
+        bool fit;
+        TM_TRY(fits(ch, next, room, &fit));
+        *(fit ? &low : &high) = next;
+        if (fit && i == 0) break;
         next = (uint64_t)sqrt((double)low * (double)high);
     }
     *window = low;
@@ -180,7 +187,7 @@ static tm_status find_minimum(chooser *ch) {
 tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_plan_opts *opts, residency *r) {
     chooser ch = {.p = p, .l = l, .opts = opts, .r = r};
     density d = {0};
-    uint64_t peak;
+    bool fit;
     tm_status rc;
     TM_GO(find_minimum(&ch));
     if (r->minimum > opts->slab_bytes) {
@@ -191,8 +198,8 @@ tm_status residency_choose(const tm_program *p, const tm_layout *l, const tm_pla
     }
     if (opts->cache) TM_GO(density_open(&d, p, opts, r->resident, r->temp_paged, base_of(&ch)));
     TM_GO(keep_and_look_ahead(&ch, opts->cache ? &d : NULL));
-    TM_GO(peak_of(&ch, r->window, r->room, &peak));
-    if (peak > opts->slab_bytes) { /* at the least budget: nothing kept, nothing ahead */
+    TM_GO(fits(&ch, r->window, r->room, &fit));
+    if (!fit) { /* at the least budget: nothing kept, nothing ahead */
         TM_GO(start_point(&ch));
         r->window = 0;
     }

@@ -73,14 +73,16 @@ static void take_addresses(tm_program *p, const shelf *s, uint64_t peak) {
 
 /* As they come, and the largest first; what ends lower. */
 static void lay_out(tm_program *p, shelf *s) {
-    uint64_t peak, other;
+    pack_found found;
     collect_frames(p, s);
-    p->status = place_pack(s->list, s->n, p->n_op, TM_SHARED_BASE, UINT64_MAX - 1, &peak); /* the first way, always */
+    /* the first way, always */
+    const pack_ask ask = {.n = s->n, .positions = p->n_op, .base = TM_SHARED_BASE, .top = UINT64_MAX - 1};
+    p->status = place_pack(s->list, &ask, &found);
     if (p->status != TM_OK) return;
-    take_addresses(p, s, peak);
+    take_addresses(p, s, found.peak);
     if (s->n > BY_SIZE_MOST) return;
-    other = pack_by_size(s);
-    if (other < peak) take_addresses(p, s, other);
+    uint64_t other = pack_by_size(s);
+    if (other < found.peak) take_addresses(p, s, other);
 }
 
 void tm_program_share(tm_program *p) {

@@ -30,6 +30,13 @@ static void as_an_array(uint32_t n, uint64_t *x) {
     load_tree l;
     int64_t plain[MOST_POSITIONS] = {0};
     assert_int_equal(load_open(&l, n), TM_OK);
+    for (int first = 0; first < 20; first++) {
+        uint32_t from = (uint32_t)draw(x, n), to = from + (uint32_t)draw(x, n - from);
+        int64_t bytes = (int64_t)draw(x, 2001) - 1000;
+        load_first(&l, from, to, bytes);
+        for (uint32_t i = from; i <= to; i++) plain[i] += bytes;
+    }
+    load_begin(&l);
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t from = (uint32_t)draw(x, n), to = from + (uint32_t)draw(x, n - from);
         int64_t bytes = (int64_t)draw(x, 2001) - 1000, limit = (int64_t)draw(x, 20000);
