@@ -23,19 +23,19 @@
  * sample; of all that are packed to find out how many fit, and what all of them need. */
 enum { FEW = 5, MIDDLE = 2, LEAST_SAMPLE = 16, SAMPLE_OPS = 60000, SEARCH_OPS = 400000, PACKED_OPS = 400000 };
 
-/* first + each * micro-batches, in bytes. */
+/* So many bytes, or operations, with `from` micro-batches, and so many more for each one more. */
 typedef struct growth {
-    uint64_t first, each;
+    uint64_t from, first, each;
 } growth;
 
 static uint64_t grown(const growth *g, uint64_t n) {
-    return n < (UINT64_MAX - g->first) / (g->each + 1) ? g->first + g->each * n : UINT64_MAX;
+    uint64_t more = n > g->from ? n - g->from : 0;
+    return more < (UINT64_MAX - g->first) / (g->each + 1) ? g->first + g->each * more : UINT64_MAX;
 }
 
 static growth through(uint64_t at, uint64_t one, uint64_t further, uint64_t other) {
     TM_ASSERT(further > at);
-    uint64_t each = other > one ? (other - one) / (further - at) : 0;
-    return (growth){.first = one > each * at ? one - each * at : 0, .each = each};
+    return (growth){.from = at, .first = one, .each = other > one ? (other - one) / (further - at) : 0};
 }
 
 /* ---- lines ----------------------------------------------------------------------------------------------------- */
@@ -183,7 +183,7 @@ static tm_status sample_waste(const way_list *w, const pass_opts *way, forecast 
 
 /* ---- what fits ------------------------------------------------------------------------------------------------- */
 
-/* No less than it takes, once there is a sample. */
+/* About what it takes, once there is a sample; no more than that before. */
 static uint64_t slab_about(const forecast *f, uint64_t n) {
     uint64_t frames = frames_of(f, n), between = grown(&f->waste, n);
     return frames < UINT64_MAX - between ? frames + between : UINT64_MAX;

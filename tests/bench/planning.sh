@@ -1,7 +1,8 @@
 #!/bin/sh
 # Planning time and memory over micro-batches, and what of it the proof is.
 #   tests/bench/planning.sh [TIDEMILL] [MOST]     MOST micro-batches (4096), in steps of four
-# One model of two blocks (so that plans are nearly all there is), one of 134 M parameters, one of 1.2 B.
+# One model of two blocks (so that plans are nearly all there is), one of 134 M parameters, one of 1.2 B; of each a
+# million, too, which are refused.
 set -eu
 tm=${1:-build/bin/tidemill} most=${2:-4096}
 dir=$(mktemp -d) && trap 'rm -rf "$dir"' EXIT
@@ -24,6 +25,10 @@ E
                 '{printf "%-8s %7d %10d %9.3f %9.3f %6.1f%% %9.2f %8.1f\n", m, n, $1, $2, $3, 100 * $3 / $2, $4, $5 / 1024}'
         n=$((n * 4))
     done
+    /usr/bin/time -f "%U %M" -o "$dir/time" "$tm" plan "$dir/$1.json" --no-measure --set gradient_accumulation_steps=1000000 \
+        >"$dir/plan" 2>"$dir/err" || true
+    sed 's/.*at most \([0-9]*\) fit.*/\1/;$!d' "$dir/err" | paste - "$dir/time" | awk -v m="$1" \
+        'NR == 1 {n = $1} {seconds = $(NF - 1); kib = $NF} END {printf "%-8s 1000000 refused, %d fit %31.2f %8.1f\n", m, n, seconds, kib / 1024}'
 }
 echo "model     batches operations   seconds     proof   share processor      MiB"
 model tiny 64 128 2 4 2 512 8GiB
