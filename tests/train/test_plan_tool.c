@@ -431,6 +431,8 @@ static int64_t a_million_is_refused(const scene *s, uint64_t budget) {
 #ifndef TIDEMILL_SANITIZED
     if (seconds > 2) fail_msg("%.1f s of a processor", seconds);
     if (r.peak_bytes > budget) fail_msg("%llu bytes", (unsigned long long)r.peak_bytes);
+#else
+    (void)budget;
 #endif
     run_free(&r);
     return most;
