@@ -162,10 +162,9 @@ static void give_back(memory *m, uint32_t i) {
     put_gap(m, i);
 }
 
-/* From `base` on, without an end; what crosses `top`, unless that is 0, is nobody's. */
+/* Of memory that is all 0: from `base` on, without an end; what crosses `top`, unless that is 0, is nobody's. */
 static bool open_memory(memory *m, uint64_t base, uint64_t top) {
     uint32_t below = 0, border = 0, above;
-    *m = (memory){0};
     bool ok = true;
     if (top > base) ok = add_block(m, base, top, 0, &below);
     if (top && ok) ok = add_block(m, top, top + TM_FRAME_ALIGN, below, &border);
@@ -219,7 +218,7 @@ static tm_status pack_in(packing *k, memory *m) {
 }
 
 static tm_status pack_frames(packing *k) {
-    memory *m = tm_malloc(sizeof *m);
+    memory *m = tm_calloc(1, sizeof *m);
     if (!m) return tm_nomem(sizeof *m);
     tm_status rc = tm_stop_check();
     if (rc == TM_OK && !open_memory(m, k->base, k->top)) rc = tm_nomem(sizeof(block));
