@@ -37,19 +37,21 @@ static uint64_t base_of(const chooser *ch) {
     return ch->opts->choose_residency ? residency_base(ch->p, ch->r->resident, NULL) : ch->l->resident_end;
 }
 
-/* The choice in resident[] and temp_paged[], packed. */
-static tm_status pack(const chooser *ch, uint64_t window, uint64_t room, placement *pl) {
+/* The choice in resident[] and temp_paged[], packed. `only_fitting`: what does not fit is of no use. */
+static tm_status pack(const chooser *ch, uint64_t window, uint64_t room, bool only_fitting, placement *pl) {
     residency r = *ch->r;
+    r.only_fitting = only_fitting;
     r.base = base_of(ch);
     r.window = window;
     r.room = room;
     return place_build(pl, ch->p, ch->opts, &r);
 }
 
-/* Bytes of slab that it takes. The way by which it fits is tried first from then on: by it the same fits again. */
-static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, uint64_t *peak) {
+/* Bytes of slab that it takes; of what does not fit, with `only_fitting`, UINT64_MAX. The way by which it fits is tried
+ * first from then on: by it the same fits again. */
+static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, bool only_fitting, uint64_t *peak) {
     placement pl;
-    TM_TRY(pack(ch, window, room, &pl));
+    TM_TRY(pack(ch, window, room, only_fitting, &pl));
     *peak = pl.peak;
     if (pl.peak <= ch->opts->slab_bytes) ch->r->pack_way = pl.pack_way;
     place_free(&pl);
@@ -58,11 +60,9 @@ static tm_status peak_of(chooser *ch, uint64_t window, uint64_t room, uint64_t *
 
 static tm_status fits(chooser *ch, uint64_t window, uint64_t room, bool *fit) {
     uint64_t peak;
-    ch->r->only_fitting = true;
-    tm_status rc = peak_of(ch, window, room, &peak);
-    ch->r->only_fitting = false;
-    *fit = rc == TM_OK && peak <= ch->opts->slab_bytes;
-    return rc;
+    TM_TRY(peak_of(ch, window, room, true, &peak));
+    *fit = peak <= ch->opts->slab_bytes;
+    return TM_OK;
 }
 
 /* Starting point: pinned state resident, temporaries with several intervals paged where that is allowed. */
@@ -97,7 +97,7 @@ static tm_status steer(chooser *ch, density *d, uint64_t window, uint64_t *room)
     for (int i = 0; i < (low ? STEERING_TRIES : 2 * STEERING_TRIES) && high - low > slab / 512 + TM_FRAME_ALIGN; i++) {
         if (d) density_choose(d, load - tm_min_u64(share, load), ch->r->resident, ch->r->temp_paged);
         TM_TRY(tm_stop_check());
-        TM_TRY(peak_of(ch, window, load, &peak));
+        TM_TRY(peak_of(ch, window, load, false, &peak));
         if (peak <= slab) {
             low = load;
             if (load == slab) break;
@@ -175,7 +175,7 @@ static tm_status find_minimum(chooser *ch) {
     least.slab_bytes = 0;
     TM_TRY(start_point(ch));
     ch->opts = &least;
-    tm_status rc = pack(ch, 0, 0, &pl);
+    tm_status rc = pack(ch, 0, 0, false, &pl);
     ch->opts = opts;
     if (rc != TM_OK) return rc;
     ch->r->minimum = pl.peak;
@@ -277,7 +277,7 @@ tm_status tm_plan_loads(const tm_layout *layout, const tm_program *p, const tm_p
     change = tm_calloc((size_t)x.ch.p->n_op + 2, sizeof *change);
     if (!change) TM_GO(tm_nomem(x.ch.p->n_op * sizeof *change));
     TM_GO(start_point(&x.ch));
-    TM_GO(pack(&x.ch, 0, 0, &pl));
+    TM_GO(pack(&x.ch, 0, 0, false, &pl));
     if (p->n_op) loads_of(&pl, x.ch.p, change, loads);
     for (uint32_t i = 0; i < p->n_op; i++) loads[i] += share;
 done:

@@ -51,6 +51,9 @@ typedef struct way_needs {
     uint64_t least, device, plans; /* slab, arena, what plans take; in bytes */
 } way_needs;
 TM_MUST_USE tm_status way_needs_of(const way_list *w, const pass_opts *o, way_needs *n);
+/* With which the least of one of its programs is planned, in an arena that is large enough: `device` bytes are. */
+TM_MUST_USE tm_status way_program_opts(const way_list *w, const tm_program *p, uint64_t share, tm_plan_opts *po,
+                                       uint64_t *device);
 /* Of one of its programs: n->least and n->device become no less. */
 TM_MUST_USE tm_status way_program_least(const way_list *w, const tm_program *p, uint64_t share, way_needs *n);
 uint64_t way_least(const way_needs *n); /* slab and plans; while it is planned, too */

@@ -47,17 +47,22 @@ uint64_t way_plan_bytes(const way_list *w, way_program which, const tm_program *
 
 /* ---- what they need -------------------------------------------------------------------------------------------- */
 
-/* The least slab of a program, with an arena that is large enough. */
-tm_status way_program_least(const way_list *w, const tm_program *p, uint64_t share, way_needs *n) {
-    const tm_job *job = w->ask->job;
+tm_status way_program_opts(const way_list *w, const tm_program *p, uint64_t share, tm_plan_opts *po, uint64_t *device) {
     const job_account account = {.needs.share = share}; /* the least depends on no other limit */
+    *device = 0;
+    job_plan_opts(w->ask->job, w->opts, &account, po);
+    if (!po->device_bytes) return TM_OK;
+    TM_TRY(tm_plan_device_minimum(p, device));
+    po->device_bytes = tm_max_u64(po->device_bytes, *device);
+    return TM_OK;
+}
+
+tm_status way_program_least(const way_list *w, const tm_program *p, uint64_t share, way_needs *n) {
     tm_plan_opts po;
-    uint64_t bytes = 0, arena = 0;
-    job_plan_opts(job, w->opts, &account, &po);
-    if (po.device_bytes) TM_TRY(tm_plan_device_minimum(p, &arena));
-    n->device = tm_max_u64(n->device, arena);
-    if (po.device_bytes) po.device_bytes = tm_max_u64(po.device_bytes, arena);
-    TM_TRY(tm_plan_minimum(job->layout, p, &po, &bytes));
+    uint64_t bytes = 0, device;
+    TM_TRY(way_program_opts(w, p, share, &po, &device));
+    TM_TRY(tm_plan_minimum(w->ask->job->layout, p, &po, &bytes));
+    n->device = tm_max_u64(n->device, device);
     n->least = tm_max_u64(n->least, bytes);
     return TM_OK;
 }

@@ -56,15 +56,10 @@ static bool grows(way_program which) {
 
 static tm_status see_loads(sample *s, const tm_program *p, uint64_t share) {
     const tm_job *job = s->w->ask->job;
-    const job_account account = {.needs.share = share};
     uint32_t n = tm_program_ops(p);
+    uint64_t device;
     tm_plan_opts po;
-    job_plan_opts(job, s->w->opts, &account, &po);
-    if (po.device_bytes) {
-        uint64_t arena = 0;
-        TM_TRY(tm_plan_device_minimum(p, &arena));
-        po.device_bytes = tm_max_u64(po.device_bytes, arena);
-    }
+    TM_TRY(way_program_opts(s->w, p, share, &po, &device));
     TM_TRY(tm_grow(&s->load, &s->cap, s->n + n, sizeof *s->load));
     uint64_t *load = s->load + s->n;
     TM_TRY(tm_plan_loads(job->layout, p, &po, load));
@@ -195,7 +190,7 @@ static uint64_t with_plans(const forecast *f, uint64_t slab, uint64_t n) {
     return way_least(&needs);
 }
 
-static uint64_t least_about(const forecast *f, uint64_t n) {
+static uint64_t least_with(const forecast *f, uint64_t n) {
     return with_plans(f, slab_about(f, n), n);
 }
 
@@ -206,7 +201,7 @@ static uint32_t most_about(const way_list *w, const forecast *f, uint32_t n) {
     if (!f->known || !way_device_has_room(w, f->device)) return 0;
     while (lo + 1 < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
-        if (least_about(f, mid) <= w->room)
+        if (least_with(f, mid) <= w->room)
             lo = mid;
         else
             hi = mid;
@@ -244,7 +239,10 @@ static tm_status hold_to_packing(const way_list *w, const pass_opts *way, const 
             at = at > step ? at - step : 0;
         step *= 2;
     }
-    *n = good ? good : tm_min_u64(*n, bad - 1) >= FEW ? (uint32_t)tm_min_u64(*n, bad - 1) : 0;
+    if (good)
+        *n = good;
+    else if (*n >= bad)
+        *n = bad > FEW ? bad - 1 : 0;
     return TM_OK;
 }
 
@@ -290,7 +288,7 @@ static tm_status find_least(way_list *w, uint32_t i, forecast *f, uint64_t *spen
     if (is_packed_quickly(f, n, spent)) return way_minimum(w, i);
     if (!f->sampled) TM_TRY(sample_waste(w, way, f));
     w->plans[i] = grown(&f->plans, n);
-    w->least[i] = least_about(f, n);
+    w->least[i] = least_with(f, n);
     w->minimum_anyway = tm_min_u64(w->minimum_anyway, w->least[i]);
     w->minimum_device = tm_min_u64(w->minimum_device, f->device);
     if (!way_device_has_room(w, f->device)) w->least[i] = UINT64_MAX;
@@ -304,13 +302,15 @@ static tm_status count_least(way_list *w, forecast *f) {
         uint32_t best = UINT32_MAX;
         uint64_t least = UINT64_MAX;
         for (uint32_t i = 0; i < w->ask->n; i++) {
-            uint64_t of = w->least[i] ? w->least[i] : f[i].known ? least_about(&f[i], n) : UINT64_MAX;
+            if (!f[i].known) continue;
+            uint64_t of = w->least[i] ? w->least[i] : least_with(&f[i], n);
             if (best != UINT32_MAX && of >= least) continue;
             best = i;
             least = of;
         }
+        TM_ASSERT(best < w->ask->n); /* may_fit() is true where nothing is known */
         w->minimum = w->least[best];
-        if (w->minimum || !f[best].known) return TM_OK;
+        if (w->minimum) return TM_OK;
         TM_TRY(find_least(w, best, &f[best], &spent));
     }
 }

@@ -211,15 +211,11 @@ typedef struct fullest {
 
 static tm_status see_fullest(void *ctx, way_program which, const tm_program *p, uint64_t share) {
     fullest *x = ctx;
-    const job_account account = {.needs.share = share};
     uint32_t n = tm_program_ops(p);
-    uint64_t *loads = tm_calloc(n + 1, sizeof *loads), arena = 0;
+    uint64_t *loads = tm_calloc(n + 1, sizeof *loads), least = 0, most = 0, device;
     tm_plan_opts po;
     if (which == WAY_EVALUATION) return tm_free(loads), TM_OK;
-    job_plan_opts(x->w->ask->job, x->w->opts, &account, &po);
-    if (po.device_bytes) RUN_EXPECT_STATUS(tm_plan_device_minimum(p, &arena));
-    if (po.device_bytes) po.device_bytes = tm_max_u64(po.device_bytes, arena);
-    uint64_t least = 0, most = 0;
+    RUN_EXPECT_STATUS(way_program_opts(x->w, p, share, &po, &device));
     RUN_EXPECT_STATUS(tm_plan_loads(x->w->ask->job->layout, p, &po, loads));
     RUN_EXPECT_STATUS(tm_plan_minimum(x->w->ask->job->layout, p, &po, &least));
     for (uint32_t i = 0; i < n; i++) most = tm_max_u64(most, loads[i]);
