@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 enum { LOOKED_AT_MS = 10000, STEP_MS = 5 }; /* whoever looks at it, or removes it, has the lock for a moment */
+enum { BEGUN_AGAIN = 50 };
 
 struct tm_io_shared {
     int lock_fd;
@@ -43,15 +44,45 @@ static tm_status hold(tm_io_shared **out, int lock_fd) {
 
 /* ---- made ---- */
 
+/* Whoever sweeps takes a folder without lock and owner for one that was killed while it was begun: until it is locked, it
+ * may be removed (tm_io_run_discard_begun). */
+static bool is_there(const tm_io_run *as) {
+    struct stat path, own, lock = {.st_nlink = 1};
+    if (lstat(as->path, &path) != 0) return false;
+    if (as->fd < 0) return true;
+    if (fstat(as->fd, &own) != 0 || (as->lock_fd >= 0 && fstat(as->lock_fd, &lock) != 0)) return false;
+    return own.st_dev == path.st_dev && own.st_ino == path.st_ino && own.st_nlink > 0 && lock.st_nlink > 0;
+}
+
+static void leave_begun(tm_io_run *as) {
+    if (as->lock_fd >= 0) close(as->lock_fd);
+    if (as->fd >= 0) close(as->fd);
+    as->fd = as->lock_fd = -1;
+}
+
 /* Held before `owner` is there, as a run's. */
 static tm_status fill(tm_io_run *as, const char *key, const char *of) {
     char fresh[TM_IO_KEY_CHARS + 1];
     bool taken;
     tm_io_make_key(fresh);
+    as->fd = io_run_open_dir(as->path);
+    if (as->fd < 0) return io_run_refused(as->path, errno);
     as->lock_fd = io_run_create_in(as, "lock", 0);
     if (as->lock_fd < 0) return cannot(as->path, "open", "written");
     TM_TRY(take(as->lock_fd, LOCK_SH, LOOKED_AT_MS, as->path, &taken));
     return taken ? io_run_write_owner(as, key ? key : fresh, of) : cannot(as->path, "flock", "locked");
+}
+
+/* Again where it was removed before it was locked; afterwards nobody does. */
+static tm_status make(tm_io_run *as, const char *key, const char *of) {
+    for (int left = BEGUN_AGAIN;; left--) {
+        if (io_sys_table->mkdirat(AT_FDCWD, as->path, 0700) != 0) return io_run_refused(as->path, errno);
+        tm_status rc = fill(as, key, of);
+        if (is_there(as) || left == 0) return rc;
+        tm_error_clear();
+        leave_begun(as);
+        (void)io_sys_table->unlinkat(AT_FDCWD, as->path, AT_REMOVEDIR); /* what a killed sweeper left */
+    }
 }
 
 tm_status tm_io_shared_create(tm_io_shared **out, const char *dir, const char *key, const char *of) {
@@ -61,12 +92,10 @@ tm_status tm_io_shared_create(tm_io_shared **out, const char *dir, const char *k
         return tm_fail(TM_EINPUT, "%.80s...: path is too long", dir);
     tm_io_run as = {.path = path, .fd = -1, .lock_fd = -1};
     TM_TRY(tm_make_dirs(parent));
-    if (io_sys_table->mkdirat(AT_FDCWD, dir, 0700) != 0) return io_run_refused(dir, errno);
-    as.fd = io_run_open_dir(dir);
-    tm_status rc = as.fd < 0 ? io_run_refused(dir, errno) : fill(&as, key, of);
+    tm_status rc = make(&as, key, of);
     if (rc == TM_OK) rc = hold(out, as.lock_fd);
-    if (rc != TM_OK && as.lock_fd >= 0) close(as.lock_fd);
-    if (as.fd >= 0) close(as.fd);
+    if (rc == TM_OK) as.lock_fd = -1;
+    leave_begun(&as);
     return rc;
 }
 

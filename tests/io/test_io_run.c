@@ -630,6 +630,31 @@ static void test_shared(void **state) {
     assert_true(gone && !tm_path_exists(path));
 }
 
+/* Makers of two nodes sweep what is beside theirs: a folder that is begun is made all the same. */
+static void test_shared_and_swept(void **state) {
+    enum { TIMES = 3000 };
+    (void)state;
+    const char *path = at("shared-begun");
+    pid_t sweeper = fork();
+    if (sweeper == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
+    while (sweeper == 0)
+        if (tm_io_run_discard_begun(path) != TM_OK) leave(1);
+    for (unsigned i = 0; i < TIMES; i++) {
+        tm_io_shared *s;
+        tm_io_owner o;
+        bool gone;
+        OK(tm_io_shared_create(&s, path, NULL, NULL));
+        OK(tm_io_run_owner(path, &o));
+        assert_true(*o.key && o.alive);
+        tm_io_shared_close(s);
+        OK(tm_io_shared_remove(path, NULL, 1000, &gone));
+        assert_true(gone);
+    }
+    assert_int_equal(waitpid(sweeper, &(int){0}, WNOHANG), 0);
+    assert_int_equal(kill(sweeper, SIGKILL), 0);
+    assert_int_equal(waitpid(sweeper, NULL, 0), sweeper);
+}
+
 static int set_up(void **state) {
     (void)state;
     strcpy(dir, test_dir());
@@ -646,7 +671,7 @@ int main(void) {
         cmocka_unit_test(test_no_fallocate),   cmocka_unit_test(test_file_size_limit),
         cmocka_unit_test(test_memlock),        cmocka_unit_test(test_seccomp),
         cmocka_unit_test(test_keys),           cmocka_unit_test(test_begun),
-        cmocka_unit_test(test_shared),
+        cmocka_unit_test(test_shared),         cmocka_unit_test(test_shared_and_swept),
     };
     return cmocka_run_group_tests(tests, set_up, test_tear_down);
 }
