@@ -3,21 +3,30 @@
  * The positions are walked; each frame takes the tightest gap that is there, and gives it back joined to its neighbours.
  * Memory is a list of *blocks* in the order of addresses, frames and gaps; gaps are also in *bins* by size, so that no
  * step takes longer the more there are. A bin has one size where sizes are small, else sizes that differ by less than a
- * 64th; in a bin the first few are looked at. */
+ * 64th; in a bin the first few are looked at. Where some live ranges come down from the top, gaps are in *cells* by
+ * address as well, under a tree of the largest gap of each, so that the highest gap is found. */
 #include "offload/offload_internal.h"
 
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BIN_BITS = 6, BINS = 1 << BIN_BITS, LEVELS = 64 - BIN_BITS, LOOKED_AT = 16 };
+enum { BIN_BITS = 6, BINS = 1 << BIN_BITS, LEVELS = 64 - BIN_BITS, LOOKED_AT = 16, CELLS = 1024 };
 
 typedef struct block {
     uint64_t begin, end;
     uint32_t before, after; /* in memory */
     uint32_t prev, next;    /* in its bin */
+    uint32_t lower, upper;  /* in its cell, in no order */
     bool gap;
 } block;
+
+/* Memory below `top`, in cells of `bytes`; a gap is in the one where it ends. */
+typedef struct heights {
+    uint64_t base, top, bytes;
+    uint64_t most[2 * CELLS]; /* heap-shaped: no gap below a node is larger */
+    uint32_t gap[CELLS];      /* a list */
+} heights;
 
 /* Block 0 is nobody. */
 typedef struct memory {
@@ -26,17 +35,81 @@ typedef struct memory {
     size_t cap;
     uint64_t levels, bins[LEVELS]; /* which have a gap, as bits */
     uint32_t bin[LEVELS][BINS];
+    heights *heights; /* NULL: nobody asks */
 } memory;
+
+static uint64_t size_of(const block *b) {
+    return b->end - b->begin;
+}
+
+/* ---- gaps by height -------------------------------------------------------------------------------------------- */
+
+static uint32_t cell_of(const heights *h, const block *b) {
+    return (uint32_t)((b->end - 1 - h->base) / h->bytes);
+}
+
+static bool has_height(const memory *m, const block *b) {
+    return m->heights && b->end <= m->heights->top;
+}
+
+static void put_height(memory *m, uint32_t i) {
+    heights *h = m->heights;
+    block *b = &m->block[i];
+    if (!has_height(m, b)) return;
+    uint32_t *first = &h->gap[cell_of(h, b)];
+    b->lower = 0;
+    b->upper = *first;
+    if (*first) m->block[*first].lower = i;
+    *first = i;
+    for (uint32_t node = CELLS + cell_of(h, b); node && h->most[node] < size_of(b); node /= 2)
+        h->most[node] = size_of(b);
+}
+
+/* The tree is brought down where it is asked. */
+static void take_height(memory *m, uint32_t i) {
+    const block *b = &m->block[i];
+    if (!has_height(m, b)) return;
+    if (b->upper) m->block[b->upper].lower = b->lower;
+    if (b->lower)
+        m->block[b->lower].upper = b->upper;
+    else
+        m->heights->gap[cell_of(m->heights, b)] = b->upper;
+}
+
+/* Of a cell the highest of at least so many bytes; 0: none, and what the tree says of it is true from then on. */
+static uint32_t highest_in(memory *m, uint32_t cell, uint64_t bytes) {
+    heights *h = m->heights;
+    uint32_t found = 0;
+    uint64_t most = 0;
+    for (uint32_t i = h->gap[cell]; i; i = m->block[i].upper) {
+        const block *b = &m->block[i];
+        most = tm_max_u64(most, size_of(b));
+        if (size_of(b) >= bytes && (!found || b->begin > m->block[found].begin)) found = i;
+    }
+    if (found) return found;
+    h->most[CELLS + cell] = most;
+    for (uint32_t node = (CELLS + cell) / 2; node; node /= 2)
+        h->most[node] = tm_max_u64(h->most[2 * node], h->most[2 * node + 1]);
+    return 0;
+}
+
+/* 0: none below the top. */
+static uint32_t highest_gap(memory *m, uint64_t bytes) {
+    const uint64_t *most = m->heights->most;
+    while (most[1] >= bytes) {
+        uint32_t node = 1;
+        while (node < CELLS) node = 2 * node + (most[2 * node + 1] >= bytes);
+        uint32_t found = highest_in(m, node - CELLS, bytes);
+        if (found) return found;
+    }
+    return 0;
+}
 
 /* ---- gaps by size ---------------------------------------------------------------------------------------------- */
 
 typedef struct place {
     uint32_t level, bin;
 } place;
-
-static uint64_t size_of(const block *b) {
-    return b->end - b->begin;
-}
 
 /* Level 0: of so many pages. Then twice as many pages a level, in as many bins. */
 static place place_of(uint64_t bytes) {
@@ -57,11 +130,13 @@ static void put_gap(memory *m, uint32_t i) {
     *head = i;
     m->bins[at.level] |= UINT64_C(1) << at.bin;
     m->levels |= UINT64_C(1) << at.level;
+    put_height(m, i);
 }
 
 static void take_gap(memory *m, uint32_t i) {
     block *b = &m->block[i];
     place at = place_of(size_of(b));
+    take_height(m, i);
     if (b->next) m->block[b->next].prev = b->prev;
     if (b->prev)
         m->block[b->prev].next = b->next;
@@ -207,9 +282,8 @@ static tm_status pack_in(packing *k, memory *m) {
     for (uint32_t i = 0; i < k->n && k->peak < k->enough; i++) {
         live_range *r = k->order[i];
         for (; k->ends[freed]->retire_at < r->start; freed++) give_back(m, k->ends[freed]->block);
-        uint32_t gap = tightest_gap(m, r->bytes);
-        bool high = k->top && m->block[gap].begin < k->top && r->retire_at - r->start >= k->span;
-        r->block = cut_gap(m, gap, r->bytes, high);
+        uint32_t high = k->top && r->retire_at - r->start >= k->span ? highest_gap(m, r->bytes) : 0;
+        r->block = cut_gap(m, high ? high : tightest_gap(m, r->bytes), r->bytes, high);
         if (!r->block) return tm_nomem(sizeof(block));
         r->address = m->block[r->block].begin;
         k->peak = tm_max_u64(k->peak, r->address + r->bytes);
@@ -217,12 +291,23 @@ static tm_status pack_in(packing *k, memory *m) {
     return TM_OK;
 }
 
+static bool open_heights(memory *m, uint64_t base, uint64_t top) {
+    m->heights = tm_calloc(1, sizeof *m->heights);
+    if (!m->heights) return false;
+    m->heights->base = base;
+    m->heights->top = top;
+    m->heights->bytes = (top - base) / CELLS + 1;
+    return true;
+}
+
 static tm_status pack_frames(packing *k) {
     memory *m = tm_calloc(1, sizeof *m);
     if (!m) return tm_nomem(sizeof *m);
     tm_status rc = tm_stop_check();
+    if (rc == TM_OK && k->top && !open_heights(m, k->base, k->top)) rc = tm_nomem(sizeof *m->heights);
     if (rc == TM_OK && !open_memory(m, k->base, k->top)) rc = tm_nomem(sizeof(block));
     if (rc == TM_OK) rc = pack_in(k, m);
+    tm_free(m->heights);
     tm_free(m->block);
     tm_free(m);
     return rc;
