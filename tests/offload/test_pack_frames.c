@@ -77,6 +77,54 @@ static void nothing_overlaps(void **state) {
     }
 }
 
+/* Before `r` its place is looked for: those that begin earlier, of those that begin with it the larger ones. */
+static bool is_placed_before(const live_range *a, const live_range *r) {
+    if (a->start != r->start) return a->start < r->start;
+    return a->bytes != r->bytes ? a->bytes > r->bytes : a < r;
+}
+
+/* The end of the highest gap of at least so many bytes below `top`, when `r` is placed; 0: there is none. */
+static uint64_t highest_gap_for(const live_range *r, const live_range *all, uint32_t n, uint64_t top) {
+    for (uint64_t end = top, lower; end >= BASE + r->bytes; end = lower) {
+        lower = 0; /* what ends the highest below, or crosses, `end` */
+        uint64_t begin = BASE;
+        for (uint32_t i = 0; i < n; i++) {
+            const live_range *a = &all[i];
+            if (!is_placed_before(a, r) || a->retire_at < r->start || a->address >= end) continue;
+            begin = tm_max_u64(begin, a->address + a->bytes);
+            if (a->address + a->bytes == begin) lower = a->address;
+        }
+        if (begin + r->bytes <= end) return end;
+        if (!lower) return 0;
+    }
+    return 0;
+}
+
+/* Two ways let long ones come down from the top. */
+static void long_ones_are_on_top(void **state) {
+    live_range r[MOST], *item[MOST];
+    uint64_t x = 362436069;
+    uint32_t seen = 0, below = 0;
+    (void)state;
+    for (int round = 0; round < 4 * ROUNDS; round++) {
+        uint32_t n = random_ranges(r, item, &x);
+        pack_ask ask = {.n = n, .positions = POSITIONS, .base = BASE, .begin = round % 2 ? 2 : 3};
+        pack_found f;
+        ask.top = highest_load(r, n) * (16 + draw(&x, 4)) / 16 / TM_FRAME_ALIGN * TM_FRAME_ALIGN;
+        assert_int_equal(place_pack(item, &ask, &f), TM_OK);
+        if (f.way < 2) continue;
+        for (uint32_t i = 0; i < n; i++) {
+            if (r[i].retire_at - r[i].start < POSITIONS / (f.way == 2 ? 8U : 32U)) continue;
+            uint64_t end = highest_gap_for(&r[i], r, n, ask.top);
+            if (end) assert_int_equal(r[i].address + r[i].bytes, end);
+            if (!end) assert_true(r[i].address > ask.top);
+            seen++;
+            below += end != 0;
+        }
+    }
+    assert_true(seen > 1000 && below > seen / 2);
+}
+
 /* By the way that fitted the same fits again, with the same addresses; of what does not there is nothing. */
 static void it_fits_again(void **state) {
     live_range r[MOST], *item[MOST];
@@ -127,7 +175,7 @@ static void no_gap_is_left(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_overlaps), cmocka_unit_test(it_fits_again),
-                                       cmocka_unit_test(no_gap_is_left)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_overlaps), cmocka_unit_test(long_ones_are_on_top),
+                                       cmocka_unit_test(it_fits_again), cmocka_unit_test(no_gap_is_left)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
