@@ -3,6 +3,7 @@
 #include "planner/start.h"
 #include "session/batch.h"
 
+#include <malloc.h>
 #include <math.h>
 
 static tm_status fill(void *ctx, uint32_t mb, uint32_t batch, const job_columns *to, job_batch *out) {
@@ -39,7 +40,7 @@ static tm_status open_job(evaluation *e, const job_shape *shape) {
                   .slots = 1,
                   .objective = &e->cfg.objective,
                   .reference_column = column,
-                  .other_bytes = tm_dataset_memory_bytes(data_set(e->s.eval)),
+                  .other_bytes = evaluate_held_bytes(e),
                   .positions = positions(e, shape),
                   .packed = tm_dataset_has_documents(data_set(e->s.eval))};
     if (column) o.other_bytes += session_reference_bytes(&e->s);
@@ -67,11 +68,19 @@ static void take_total(const evaluation *e, const step_total *total, tm_eval_res
     out->tokens = total->tokens;
 }
 
+/* Whoever compares answers reads text after this as well. */
+static void drop_text(evaluation *e) {
+    if (e->args->exact_match) return;
+    text_close(&e->s.text);
+    (void)malloc_trim(0);
+}
+
 static tm_status measure(evaluation *e, tm_eval_result *out) {
     tm_dataset *ds = data_set(e->s.eval);
     job_shape shape = session_eval_shape(&e->s);
     uint64_t steps = tm_dataset_steps_per_epoch(ds);
     TM_TRY(session_label_bytes(&e->s, &out->label_bytes));
+    drop_text(e);
     TM_TRY(ask_reference(e, &shape));
     TM_TRY(open_job(e, &shape));
     TM_TRY(evaluate_files_open(e));

@@ -120,7 +120,8 @@ enum { TOGETHER = 32 };
 
 static tm_status open_engine(evaluation *e, const questions *all, tm_engine **engine) {
     size_t longest = 1;
-    uint64_t bytes = all->cap * sizeof *all->q; /* with those of requests: all are put at once */
+    /* with those of requests: all are put at once */
+    uint64_t bytes = evaluate_held_bytes(e) + all->cap * sizeof *all->q;
     for (uint32_t i = 0; i < all->n; i++) {
         const question *q = &all->q[i];
         longest = tm_max_u64(longest, q->prompt.n);

@@ -35,6 +35,8 @@ typedef struct evaluation {
 /* evaluate_open.c: configuration, model and data. */
 TM_MUST_USE tm_status evaluate_open(evaluation *e);
 void evaluate_close(evaluation *e);
+/* What it has in memory of data and text, beside a job. */
+uint64_t evaluate_held_bytes(const evaluation *e);
 
 /* evaluate_exact.c: into out->exact, out->compared. */
 TM_MUST_USE tm_status evaluate_exact(evaluation *e, tm_eval_result *out);

@@ -193,6 +193,10 @@ tm_status evaluate_open(evaluation *e) {
     return session_prepare_evaluation(&e->s, &e->vocabulary);
 }
 
+uint64_t evaluate_held_bytes(const evaluation *e) {
+    return e->s.text.bytes + (e->s.eval ? tm_dataset_memory_bytes(data_set(e->s.eval)) : 0);
+}
+
 void evaluate_close(evaluation *e) {
     reference_free(&e->reference);
     e->s.cfg = e->loaded; /* with what it owns */

@@ -327,6 +327,7 @@ tm_status evaluate_tasks(const evaluation *e, tm_eval_tasks *out) {
     tm_engine_opts o = {
         .model = e->cfg.model, .precision = e->cfg.precision, .precision_given = true, .tiers = e->tiers};
     tasks_set_engine(&all, &o);
+    o.other_bytes += evaluate_held_bytes(e);
     TM_GO(tm_engine_open(&engine, &o));
     TM_GO(tasks_answer(&all, engine, samples, out));
 done:

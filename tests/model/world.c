@@ -27,9 +27,10 @@ void free_tokens(tokens *t) {
 }
 
 void lively_values(const tm_tensor *x, uint64_t seed, float *v) {
+    const uint64_t key = tm_hash64(x->name, strlen(x->name), seed);
+    double pair[2] = {0};
     for (uint64_t i = 0; i < x->elements; i++) {
-        double pair[2];
-        tm_philox_normal2(tm_hash64(x->name, strlen(x->name), seed), i / 2, pair);
+        if (i % 2 == 0) tm_philox_normal2(key, i / 2, pair);
         v[i] = (float)(0.2 * pair[i % 2]) + (x->init == TM_INIT_ONE || x->init == TM_INIT_NORMS ? 1.0F : 0.0F);
     }
 }

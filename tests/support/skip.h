@@ -8,6 +8,7 @@
  *   TEST_SKIP_PART("%s: not on this CPU", x); goes on; this part was left out
  *   TEST_SKIP_PROGRAM("no %s", path);         leaves main() with 77
  *   TEST_SKIP_UNLESS_LONG("every strategy");  TEST_SKIP unless TIDEMILL_LONG=1
+ *   TEST_SKIP_SANITIZED("every column");      TEST_SKIP_UNLESS_LONG, under sanitizers alone
  *   if (TEST_LONG("every budget")) ...        that part only with TIDEMILL_LONG=1; TEST_SKIP_PART without
  *
  * TIDEMILL_LONG=1 runs everything that continuous integration has no time for. */
@@ -68,5 +69,10 @@ __attribute__((unused)) static unsigned long test_amount(const char *name, unsig
     do {                                                                                                               \
         if (!long_run()) TEST_SKIP("%s: with TIDEMILL_LONG=1", what);                                                  \
     } while (0)
+#ifdef TIDEMILL_SANITIZED
+#define TEST_SKIP_SANITIZED(what) TEST_SKIP_UNLESS_LONG(what)
+#else
+#define TEST_SKIP_SANITIZED(what) ((void)0)
+#endif
 
 #endif

@@ -1,6 +1,7 @@
 /* `tidemill data`, and training on files of every form: what is said of them is what they hold. */
 #include "run.h"
 #include "io/file/file.h"
+#include "tests/support/skip.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -226,6 +227,7 @@ static void tokens_are_kept_for_the_next_start(void **state) {
 
 static void damaged_tokens_are_made_again(void **state) {
     (void)state;
+    TEST_SKIP_SANITIZED("data that outgrow memory, again");
     const char *dir = run_dir(), *config = large_job(dir), *output = run_path(dir, "out");
     run_result r = interrupted(config, output);
     long step = committed(&r);
@@ -252,6 +254,7 @@ static void cleaned(const char *path, const char *option, const char *says) {
 /* Of a run that goes on they stay, unless that is said; while a process has the folder all stays. */
 static void clean_knows_whose_tokens_are_of_use(void **state) {
     (void)state;
+    TEST_SKIP_SANITIZED("data that outgrow memory, again");
     static const char *const left[] = {".tokens-4711-0", ".tmp-0123456789abcdef-.tokens-train-0123456789abcdef",
                                        ".tmp-0123456789abcdef-.tokens-4711-1"};
     static const char *const theirs[] = {".tokens-notes", ".tokens-train-0123", ".tmp-0123456789abcdef-thesis",

@@ -185,6 +185,7 @@ static void run_is_that_of_train(const char *set, double reads) {
 
 static void whole_run(void **state) {
     (void)state;
+    TEST_SKIP_SANITIZED("a whole run by each update");
     run_is_that_of_train("memory.update=U", 0.02);
     run_is_that_of_train("memory.update=F", 0.02);
     run_is_that_of_train("tuner_type=lora", 0.2); /* the hash at the end reads a tile once for each of its tensors */

@@ -186,7 +186,8 @@ static void test_eval(void **state) {
         near_rel("eval", loss, want, 1e-4);
         near_rel("perplexity", at(tm_json_root(d), "perplexity")->number, exp(loss), 1e-9);
         if (paged) assert_true(loss == first);
-        if (paged) assert_true(r.peak_bytes <= 400 * MIB);
+        if (paged)
+            assert_true(r.peak_bytes <= 399 * MIB); /* nothing that is not counted is there: 2.9 MiB were to spare */
         first = loss;
         tm_json_free(d);
         run_free(&r);

@@ -363,7 +363,8 @@ static void test_refused(void **state) {
     refused(&s, "with init_lora_weights \"pissa\"", "adapter={\"r\": 4, \"init_lora_weights\": \"pissa\"}");
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_scores, run_clean),
         cmocka_unit_test_teardown(test_scores_of_adapters, run_clean),
