@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #define MIB ((uint64_t)1 << 20)
-enum { MAX_IDS = 512, FIRST_STEPS = 6 };
+enum { MAX_IDS = 512, FIRST_STEPS = 4 };
 
 static const char *dir, *model, *tuned;
 static tm_json_doc *doc;
@@ -186,8 +186,7 @@ static void test_eval(void **state) {
         near_rel("eval", loss, want, 1e-4);
         near_rel("perplexity", at(tm_json_root(d), "perplexity")->number, exp(loss), 1e-9);
         if (paged) assert_true(loss == first);
-        if (paged)
-            assert_true(r.peak_bytes <= 399 * MIB); /* nothing that is not counted is there: 2.9 MiB were to spare */
+        if (paged) assert_true(r.peak_bytes <= 399 * MIB); /* all is counted: the tokenizer alone would be 3 MiB */
         first = loss;
         tm_json_free(d);
         run_free(&r);
