@@ -78,7 +78,8 @@ static tm_status make(tm_io_run *as, const char *key, const char *of) {
     for (int left = BEGUN_AGAIN;; left--) {
         if (io_sys_table->mkdirat(AT_FDCWD, as->path, 0700) != 0) return io_run_refused(as->path, errno);
         tm_status rc = fill(as, key, of);
-        if (is_there(as) || left == 0) return rc;
+        if (is_there(as)) return rc;
+        if (left == 0) return rc != TM_OK ? rc : tm_fail(TM_EIO, "%s: was removed while it was made", as->path);
         tm_error_clear();
         leave_begun(as);
         (void)io_sys_table->unlinkat(AT_FDCWD, as->path, AT_REMOVEDIR); /* what a killed sweeper left */
