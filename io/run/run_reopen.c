@@ -89,26 +89,35 @@ static bool has_owner(int dir) {
     return faccessat(dir, "owner", F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
 }
 
+/* False: there is an owner, or somebody has the lock. `lock`: held; -1: there is none. */
+static bool is_begun(int dir, int *lock) {
+    *lock = io_sys_table->openat(dir, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
+    return (*lock < 0 || io_sys_table->flock(*lock, LOCK_EX | LOCK_NB) == 0) && !has_owner(dir);
+}
+
+static void close_lock(int lock) {
+    if (lock >= 0) close(lock);
+}
+
 /* Whoever makes it now has a moment to lock it. Under its lock it goes with what lies in it by then; without one, only
  * where it is empty. */
 tm_status tm_io_run_discard_begun(const char *dir) {
     static const struct timespec moment = {.tv_nsec = 20 * 1000 * 1000};
-    int fd = io_run_open_dir(dir), lock = -1;
+    int fd = io_run_open_dir(dir), lock;
     if (fd < 0) return errno == ENOENT ? TM_OK : io_run_refused(dir, errno);
-    bool begun = !has_owner(fd), held = false;
+    bool begun = is_begun(fd, &lock);
     if (begun) {
+        close_lock(lock);
         nanosleep(&moment, NULL);
-        lock = io_sys_table->openat(fd, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
-        held = lock >= 0 && io_sys_table->flock(lock, LOCK_EX | LOCK_NB) == 0;
-        begun = !has_owner(fd) && (held || lock < 0);
+        begun = is_begun(fd, &lock);
     }
-    if (begun && held) {
+    if (begun && lock >= 0) {
         (void)io_sys_table->unlinkat(fd, "owner.next", 0);
         (void)io_sys_table->unlinkat(fd, "lock", 0);
     }
     if (begun)
         (void)io_sys_table->unlinkat(AT_FDCWD, dir, AT_REMOVEDIR); /* what else lies there stays, and so does it */
-    if (lock >= 0) close(lock);
+    close_lock(lock);
     close(fd);
     return TM_OK;
 }
